@@ -90,7 +90,7 @@ class FreeStep:
 def load_free(
     config: EngineConfig, started_s: float, report: Report, *ranks: object, step_s: float = 0.0
 ) -> tuple[FreeWorker, Ready]:
-    """Replaces `load_worker`: reads the checkpoint's config and not its weights. There is one rank."""
+    """Replaces `load_any`: reads the checkpoint's config and not its weights. There is one rank."""
     del ranks
     facts = ModelFacts.of(Checkpoint.read(Path(config.model_path)))
     report(Phase("free model", time.monotonic() - started_s, f"{step_s * 1e3:g} ms a step, asleep"))
@@ -126,7 +126,7 @@ def main() -> int:
 def replace_worker(load_worker: Callable[..., tuple[FreeWorker, Ready]]) -> None:
     """Replace the function that loads the engine process's worker. The engine must not be imported yet."""
     module = ModuleType("inferd.engine.worker.load")
-    vars(module).update(load_worker=load_worker)
+    vars(module).update(load_any=load_worker)
     sys.modules[module.__name__] = module
 
 

@@ -258,6 +258,12 @@ def has_head(config: Mapping[str, Any]) -> bool:
     return not is_body(config)
 
 
+def draws_tokens(config: Mapping[str, Any]) -> bool:
+    """Whether a model can generate, by its config.json: an encoder cannot, and no model that was stored without its
+    head."""
+    return has_head(config) and not is_encoder(config)
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """config.json of a directory. If it says nothing of a quantization, a file of an older convention may. Raises
     `ModelError`."""

@@ -17,6 +17,7 @@ from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.machine.cpu import cpu_groups
 from inferd.engine.api.memory.activations import Draft, Workload, most_draws
 from inferd.engine.api.memory.capacity import longest_context
+from inferd.engine.api.memory.encoders import EncoderLoad, plan_encoder
 from inferd.engine.api.memory.planner import MemoryPlan, plan_memory, pool_of
 from inferd.engine.api.memory.precision import KV_FORMATS, KVPrecision, Precision, Quantization
 from inferd.engine.api.numerics import Numerics
@@ -24,6 +25,7 @@ from inferd.engine.api.pinned_files import PinnedFile, documents_among
 from inferd.engine.api.served import Activations, DeviceKind, Dtype, KVCacheDtype
 from inferd.engine.api.speculation import Speculative
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.arch.modelled import Modelled
 
 
@@ -127,6 +129,8 @@ class EngineConfig(_Config, frozen=True, kw_only=True):
     pool_memory: str = ""
     """Path of the memory in which the server keeps the KV pool from engine to engine (`process.memory_file`); empty if
     the pool ends with its engine."""
+    is_encoder: bool = False
+    """Whether the model is an encoder: it embeds and classifies whole texts, and keeps no K and V."""
     numerics: Numerics | None = None
     """Facts of the first engine that this one must share; None if it is the first."""
     dtype: str
@@ -232,10 +236,21 @@ def workload_of(config: EngineConfig, draft: Arch | None) -> Workload:
     )
 
 
-def plan_of(config: EngineConfig, arch: Arch, draft: Arch | None = None) -> MemoryPlan:
+def plan_of(config: EngineConfig, arch: Arch | EncoderArch, draft: Arch | None = None) -> MemoryPlan:
     """The memory plan of each rank of an engine."""
+    if isinstance(arch, EncoderArch):
+        return plan_encoder(arch, precision_of(config), _encoder_load(config))
     work = replace(workload_of(config, draft), num_checkpoints=config.num_checkpoints)
     return plan_memory(arch, precision_of(config), work, pool_of(config.num_blocks, work))
+
+
+def _encoder_load(config: EngineConfig) -> EncoderLoad:
+    return EncoderLoad(
+        step_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        has_standby=config.standby,
+        is_gguf=is_gguf(Path(config.model_path)),
+    )
 
 
 def longest_beside_weights(config: EngineConfig, arch: Arch, free_bytes: int, draft: Arch | None = None) -> int:

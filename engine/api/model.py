@@ -95,7 +95,7 @@ class ModelFacts:
         dtype, is_embedded = checkpoint.dtype, checkpoint.is_embedded
         tensors = checkpoint.tensors_of(arch)
         floats = {tensors[source.tensor].dtype for source in weights(arch).sources if len(source.shape) == 2}
-        matrix_dtype = _NAMES.get(floats.pop(), "float32") if len(floats) == 1 else "float32"
+        matrix_dtype = narrow_dtype(floats)
         blocks = in_words(arch, placed.values())
         left_out = Counter(checkpoint.files_left_out)
         for name, info in checkpoint.left_out.items():
@@ -142,6 +142,11 @@ class ModelFacts:
         """Number of weights that one token is multiplied by: those of all experts that it does not go to are left
         out."""
         return self.num_params - self.arch.num_idle_weights
+
+
+def narrow_dtype(stored: set[str]) -> str:
+    """The dtype of matrices that are all stored in one of 16 bits, as headers spell dtypes; otherwise "float32"."""
+    return _NAMES.get(next(iter(stored)), "float32") if len(stored) == 1 else "float32"
 
 
 def _stores_head_twice(checkpoint: Checkpoint) -> bool:

@@ -7,7 +7,7 @@ is refused before an engine exists.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 from inferd.engine.api.adapter import check_adapters
 from inferd.engine.api.config import (
@@ -19,6 +19,7 @@ from inferd.engine.api.config import (
     precision_of,
     workload_of,
 )
+from inferd.engine.api.decisions import Decision, Settling
 from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import Workload
@@ -62,14 +63,11 @@ from inferd.engine.api.speculation import (
     speculative_on,
 )
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.modelled import Modelled
 
 BLOCK_SIZES = (16, 32, 64, 128)
 AUTO_BLOCK_SIZE = 32
 AUTO_MAX_NUM_BATCHED_TOKENS = 256
 """Products of 256 rows use a CPU fully; a longer chunk would only delay decodes longer."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,44 +93,6 @@ def auto_step_tokens(device: Literal["cpu", "cuda"]) -> int:
     return _AUTO[device].max_num_batched_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One setting that `resolve` chose or changed."""
-
-    field: str
-    asked: object
-    became: object
-    why: str
-
-
-class _Settings:
-    """The settings that are settled, and what was decided for them, in order."""
-
-    def __init__(self, asked: AskedConfig, modelled: Modelled | None) -> None:
-        self.asked = asked
-        self.decisions: list[Decision] = []
-        same = set(AskedConfig.__struct_fields__) & set(EngineConfig.__struct_fields__)
-        self._values: dict[str, Any] = {field: getattr(asked, field) for field in sorted(same)}
-        self._values["modelled"] = modelled
-
-    def settle(self, field: str, value: T, why: str) -> T:
-        """Give a field its value. It is a decision unless the operator asked for just this value."""
-        asked = getattr(self.asked, field, None)
-        if value != asked:
-            self.decisions.append(Decision(field, asked, value, why))
-        self._values[field] = value
-        return value
-
-    def unless_asked(self, field: str, value: int, why: str) -> None:
-        """Give a field a value if the operator asked for none."""
-        if getattr(self.asked, field) is None:
-            self.settle(field, value, why)
-
-    def config(self, **others: object) -> EngineConfig:
-        """The settings, `others` instead of theirs."""
-        return EngineConfig(**self._values | others)
-
-
 def resolve(
     asked: AskedConfig, facts: ModelFacts, machine: Machine, draft: ModelFacts | None = None
 ) -> tuple[EngineConfig, MemoryPlan, tuple[Decision, ...]]:
@@ -143,7 +103,7 @@ def resolve(
     _check_bounds(asked, arch)
     check_ranks(asked.tensor_parallel_size, arch)
     check_quantization(asked.quantization, arch)
-    settings = _Settings(asked, arch.modelled)
+    settings = Settling(asked, arch.modelled)
     machine = _settle_device(settings, facts, machine)
     dtype, replaced = _settle_dtype(settings, facts, machine)
     _settle_limits(settings, arch, Precision(dtype), machine)
@@ -164,7 +124,7 @@ def resolve(
     return config, plan_of(config, arch, draft_arch), tuple(settings.decisions)
 
 
-def _settle_device(settings: _Settings, facts: ModelFacts, machine: Machine) -> Machine:
+def _settle_device(settings: Settling, facts: ModelFacts, machine: Machine) -> Machine:
     """Settle the device, and what follows from it alone. Returns the machine as one rank sees it."""
     asked, arch = settings.asked, facts.arch
     quantization = quantization_of(asked.quantization, arch)
@@ -173,13 +133,13 @@ def _settle_device(settings: _Settings, facts: ModelFacts, machine: Machine) -> 
     settings.settle("activations", *served_activations(asked.activations, device, arch))
     if device == "cpu":
         why = "on a CPU the KV cache lies in the host's memory already, and --kv-memory makes it larger"
-        settings.settle("kv_host_bytes", 0, why)
+        settings.settle("kv_host_bytes", 0, why, "--kv-host")
     check_replica_places(asked.num_replicas, asked.tensor_parallel_size, device, machine)
     check_rank_places(asked.tensor_parallel_size, device, asked.num_threads, machine)
     return machine.on(device).shared_by(asked.num_replicas * asked.tensor_parallel_size)
 
 
-def _settle_dtype(settings: _Settings, facts: ModelFacts, machine: Machine) -> tuple[str, str]:
+def _settle_dtype(settings: Settling, facts: ModelFacts, machine: Machine) -> tuple[str, str]:
     """Settle formats, and what depends on them. Returns (dtype, why it is not the one asked for: empty if it is)."""
     asked, arch, device = settings.asked, facts.arch, machine.device
     dtype, why, wanted = resolved_dtype(asked.dtype, facts, machine)
@@ -205,7 +165,7 @@ def _settle_dtype(settings: _Settings, facts: ModelFacts, machine: Machine) -> t
     return dtype, why if dtype != wanted else ""
 
 
-def _settle_limits(settings: _Settings, arch: Arch, precision: Precision, machine: Machine) -> None:
+def _settle_limits(settings: Settling, arch: Arch, precision: Precision, machine: Machine) -> None:
     """Settle the numbers that do not depend on the memory left beside the weights."""
     asked, auto = settings.asked, _AUTO[machine.device]
     share = f"a part of {asked.num_replicas} of " if asked.num_replicas > 1 else ""
@@ -226,7 +186,7 @@ def _max_num_seqs(auto: _Auto, arch: Arch, precision: Precision, machine: Machin
     return most, "as many recurrent states as a tenth of the memory holds"
 
 
-def _settle_draft(settings: _Settings, served: Precision, arch: Arch, draft: ModelFacts, machine: Machine) -> None:
+def _settle_draft(settings: Settling, served: Precision, arch: Arch, draft: ModelFacts, machine: Machine) -> None:
     """Settle the formats of a draft model beside a model in the precision `served`."""
     asked = settings.asked.draft
     assert asked is not None
@@ -265,7 +225,7 @@ class _Pool:
     """The size of the KV pool, and the length of a sequence that follows from it. An explicit setting is honoured or
     refused; only an "auto" is adapted."""
 
-    def __init__(self, settings: _Settings, arch: Arch, machine: Machine, replaced: str, draft: Arch | None) -> None:
+    def __init__(self, settings: Settling, arch: Arch, machine: Machine, replaced: str, draft: Arch | None) -> None:
         """`replaced`: why the dtype is not the one asked for, for error messages; empty if it is."""
         self._settings, self._asked, self._arch, self._machine = settings, settings.asked, arch, machine
         self._replaced = replaced

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from inferd.engine.api.encoder_model import EncoderFacts
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
@@ -17,6 +18,7 @@ from inferd.engine.api.memory.planner import declares_activations, refusal, stor
 from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, SHORT_KV, KVPrecision, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.arch.sharding import counts_of, refuses
 from inferd.engine.arch.shown import shown
 from inferd.kernels.device import FP8_MIN_SM
@@ -200,7 +202,7 @@ def served_dtype(dtype: str, machine: Machine) -> tuple[str, str]:
     return dtype, "as asked"
 
 
-def served_weights_dtype(dtype: str, facts: ModelFacts, machine: Machine) -> tuple[str, str]:
+def served_weights_dtype(dtype: str, facts: ModelFacts | EncoderFacts, machine: Machine) -> tuple[str, str]:
     """(dtype of the weights of a model that is computed in `dtype`, why)."""
     if not facts.arch.is_native:
         return dtype, "transformers' own code takes one dtype"
@@ -232,14 +234,14 @@ def served_precisions(arch: Arch, asked: Precision, machine: Machine) -> tuple[P
     )
 
 
-def resolved_dtype(asked: str, facts: ModelFacts, machine: Machine) -> tuple[str, str, str]:
+def resolved_dtype(asked: str, facts: ModelFacts | EncoderFacts, machine: Machine) -> tuple[str, str, str]:
     """(dtype of weights and activations, why, requested dtype)."""
     dtype, why = auto_dtype(facts) if asked == "auto" else (asked, "what was asked for")
     served, reason = served_dtype(dtype, machine)
     return (dtype, why, dtype) if served == dtype else (served, f"{dtype} is {why}, but {reason}", dtype)
 
 
-def auto_dtype(facts: ModelFacts) -> tuple[str, str]:
+def auto_dtype(facts: ModelFacts | EncoderFacts) -> tuple[str, str]:
     """(dtype that "auto" asks for, why)."""
     if facts.is_embedded:
         return "float32", "the embedded model answers the same on every machine in float32"
@@ -250,7 +252,7 @@ def auto_dtype(facts: ModelFacts) -> tuple[str, str]:
     return facts.dtype, "the checkpoint's"
 
 
-def quantization_of(asked: Quantization, arch: Arch) -> Quantization:
+def quantization_of(asked: Quantization, arch: Arch | EncoderArch) -> Quantization:
     """The requested quantization. If it is "none", matrices stay in the checkpoint's format."""
     return stored_quantization(arch) or asked if asked == "none" else asked
 
@@ -266,7 +268,7 @@ def draft_precision(served: Precision, asked: str, draft: ModelFacts, machine: M
     return Precision(served.dtype, quantization, served.kv_cache, narrow)
 
 
-def check_quantization(quantization: Quantization, arch: Arch) -> None:
+def check_quantization(quantization: Quantization, arch: Arch | EncoderArch) -> None:
     """Raises a `ConfigError` that names a matrix that cannot be stored so."""
     reason = refusal(arch, quantization_of(quantization, arch))
     if reason is not None:

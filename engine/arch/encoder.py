@@ -111,6 +111,16 @@ class EncoderArch:
         assert self.positions is None or self.max_positions <= self.positions.num_rows - self.positions.first_row
 
     @property
+    def is_native(self) -> bool:
+        """Whether code of our own computes it, as `Arch.is_native`."""
+        return True
+
+    @property
+    def stored(self) -> None:
+        """Formats of a quantized checkpoint, as `Arch.stored`: that of an encoder is never quantized."""
+        return
+
+    @property
     def attention_size(self) -> int:
         """Size of all heads of a token."""
         return self.num_heads * self.head_dim

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inferd.engine.arch import encoder_tensors
-from inferd.engine.arch.description import ArchError
+from inferd.engine.arch import encoder_tensors, registry
+from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.encoder import Classifier, EncoderArch
 from inferd.engine.arch.encoder_tensors import EncoderNames
 from inferd.engine.arch.encoders import bert, distilbert, gte, modernbert, mpnet, nomic_bert, roberta
@@ -79,6 +79,11 @@ def describe_encoder(config: Mapping[str, Any]) -> EncoderArch:
 def encoder_weights(arch: EncoderArch) -> WeightMap:
     """The tensors that a checkpoint of `arch` must hold, by the names of `encoder_tensors_of`."""
     return encoder_tensors.weight_map(arch, _ARCHITECTURES[arch.architecture].names)
+
+
+def weights_of(arch: Arch | EncoderArch) -> WeightMap:
+    """The tensors that a checkpoint of a model of either kind must hold."""
+    return encoder_weights(arch) if isinstance(arch, EncoderArch) else registry.weights(arch)
 
 
 def encoder_tensors_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

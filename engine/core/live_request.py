@@ -7,27 +7,35 @@ Knows no queue, no blocks, no launched steps.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from inferd.engine.api.process.flight_recorder import tag_of
 from inferd.engine.api.wire.messages import Delta, Failure, FinishReason, Submit, WireLogprobs
-from inferd.engine.api.wire.params import ParamError, check_token_ids
+from inferd.engine.api.wire.params import ParamError, SamplingParams, check_token_ids
 from inferd.engine.grammar.ports import WORD_BITS, Grammar
 from inferd.engine.request import Request
 from inferd.engine.sched.limits import Refusal
 from inferd.engine.sched.plan import NO_RESULT, Row, RowResult, RowStatus, TokenLogprobs, TokenMasks
 from inferd.engine.sched.scheduler import AppliedRow
 
+Refuses = Callable[[SamplingParams], str | None]
+"""Why an engine cannot answer requests with these parameters; None if it can."""
 
-def fault_in(submit: Submit, vocab_size: int, adapters: Mapping[int, str]) -> Failure | None:
+
+def fault_in(
+    submit: Submit, vocab_size: int, adapters: Mapping[int, str], refuses: Refuses | None = None
+) -> Failure | None:
     """Why this model cannot take a `Submit`, or its output is longer than requested; None if it is fine.
 
-    `adapters`: digest of the adapter at each index that has one.
+    `adapters`: digest of the adapter at each index that has one. Without `refuses` the engine answers all requests.
     """
     try:
         _check(submit, vocab_size)
     except ParamError as error:
         return Failure("invalid_value", str(error), error.param)
+    reason = None if refuses is None else refuses(submit.params)
+    if reason is not None:
+        return Failure("invalid_value", reason)
     adapter = submit.params.adapter
     if adapter is not None and adapters.get(adapter.index) != adapter.digest:
         return Failure("model_not_found", f"the adapter at index {adapter.index} is not loaded", "model")

@@ -28,7 +28,15 @@ from inferd.engine.api.wire.messages import (
 )
 from inferd.engine.api.wire.params import Adapter
 from inferd.engine.cache.below import Tier, offer_to
-from inferd.engine.core.live_request import LiveRequest, failure_of, fault_in, fault_in_seed, request_of, token_masks
+from inferd.engine.core.live_request import (
+    LiveRequest,
+    Refuses,
+    failure_of,
+    fault_in,
+    fault_in_seed,
+    request_of,
+    token_masks,
+)
 from inferd.engine.core.prefix_loads import PrefixLoads
 from inferd.engine.core.rechecks import Rechecks
 from inferd.engine.grammar.ports import GrammarError, Grammars, NoGrammars, PendingGrammar
@@ -79,12 +87,14 @@ class EngineCore:
         guesses: LiveGuesser | None = None,
         tier: Tier | None = None,
         has_same_bits: bool = True,
+        refuses: Refuses | None = None,
     ) -> None:
         """`work`: cost of steps. Without `grammars`, requests with a grammar are refused. `guesses`: those that the
         scheduler verifies. The core opens and closes each request there.
 
         `tier`: keeps what the cache evicts. `has_same_bits`: whether tokens that are computed again give the same
-        bits; only then some are, to compare what was loaded. `recorder` is called before a step is launched and after
+        bits; only then some are, to compare what was loaded. `refuses`: why the engine cannot answer requests with some
+        parameters. `recorder` is called before a step is launched and after
         its results have come.
         """
         if depth not in (0, 1):
@@ -92,6 +102,7 @@ class EngineCore:
         self._scheduler = scheduler
         self._executor = executor
         self._vocab_size = vocab_size
+        self._refuses = refuses
         self._depth = depth
         self._clock = clock
         self._work = work
@@ -145,11 +156,11 @@ class EngineCore:
 
     def submit(self, submit: Submit, now: float) -> None:
         """Accept a request, or refuse it with a terminal delta that says why. `now`: monotonic seconds."""
-        self._accept(submit, fault_in(submit, self._vocab_size, self._adapters), now)
+        self._accept(submit, fault_in(submit, self._vocab_size, self._adapters, self._refuses), now)
 
     def submit_choices(self, message: SubmitChoices, now: float) -> None:
         """Accept every choice of one prompt, or refuse it as `submit` does. What they share is checked once."""
-        fault = fault_in(message.first, self._vocab_size, self._adapters)
+        fault = fault_in(message.first, self._vocab_size, self._adapters, self._refuses)
         for submit in message.each():
             self._accept(submit, fault or fault_in_seed(submit), now)
 

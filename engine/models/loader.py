@@ -21,7 +21,7 @@ from inferd.engine.api.checkpoint import TensorInfo
 from inferd.engine.api.pinned_files import source_of
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.encoder import EncoderArch
-from inferd.engine.arch.encoder_registry import encoder_weights
+from inferd.engine.arch.encoder_registry import weights_of
 from inferd.engine.arch.matrices import head as head_matrix
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import QuantizedSource, RowOrder, Source, WeightMap
@@ -82,8 +82,7 @@ def load(
     Raises `CheckpointError` before anything is loaded if tensors are missing, unexpected, or differ from config.json in
     shape or dtype. Raises it too if a file cannot be read.
     """
-    arch = model.arch
-    weight_map = encoder_weights(arch) if isinstance(arch, EncoderArch) else weights(arch)
+    weight_map = weights_of(model.arch)
     _check(weight_map, stored)
     parameters = model.parameters
     loads = [_Load.of(source, stored) for source in weight_map.all_sources]

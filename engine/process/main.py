@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import msgspec
 import zmq
@@ -64,10 +64,11 @@ from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.speculation.guesses import Guesses
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.followers import Followers
-from inferd.engine.worker.load import load_worker
+from inferd.engine.worker.load import load_any
 
 if TYPE_CHECKING:
     from inferd.engine.worker.adapter_loader import AdapterLoader
+    from inferd.engine.worker.runner import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -204,13 +205,14 @@ def build(
     config = launch.config
     read_pinned(config.all_files)
     thread = WorkerThread()
-    worker, ready = thread.submit(load_worker, config, started_s, link.send, launch.log_style, ranks).result()
+    worker, ready = thread.submit(load_any, config, started_s, link.send, launch.log_style, ranks).result()
     check_pinned(config.all_files)  # one may have been written to while it was read
     limits = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=ready.max_model_len,
         max_draws=config.most_draws,
+        keeps_prompts_whole=config.is_encoder,
         drafts_follow=config.draft is not None and config.draft.is_head,
     )
     guesses = None if config.speculative == "none" else Guesses(looks_at_answers=config.speculative != "ngram")
@@ -231,7 +233,7 @@ def build(
         if config.draft is not None and config.draft.is_mtp:
             draft_work = replace(draft_work, head_bytes=work.head_bytes)  # it is the served model's
     executor = ThreadExecutor(worker, thread)
-    tier = tier_of(config, ready, worker, cache)
+    tier = None if config.is_encoder else tier_of(config, ready, cast("Runner", worker), cache)
     if tier is not None and before_end is not None:
         before_end.append(tier.wait_written)
     core = EngineCore(
@@ -240,11 +242,12 @@ def build(
         vocab_size=ready.vocab_size,
         clock=time.monotonic,
         work=PlanWork(work, draft_work or WorkModel(), limits.drafts_follow),
-        grammars=GrammarThread(Path(config.model_path), ready.vocab_size, config.vocabulary, config.documents),
+        grammars=_grammars_of(config, ready),
         recorder=StepWatch(flight, heartbeat, ready.peaks),
         guesses=guesses,
         tier=tier,
         has_same_bits=config.deterministic or config.device == "cpu",
+        refuses=ready.refuses,
     )
     adapters = None
     if worker.adapters is not None:
@@ -267,6 +270,12 @@ def _seed_of(work: WorkModel, draft_work: WorkModel | None, peaks: Peaks) -> Pri
     of_draft, of_prompt = (Coefficients(*costs) for costs in draft_work.seconds(peaks))
     # Most of the tokens that a draft model computes are those of prompts.
     return PriorCosts(decode, chunked, replace(decode, pass_s=of_draft.step_s, draft_s=of_prompt.token_s))
+
+
+def _grammars_of(config: EngineConfig, ready: Ready) -> GrammarThread | None:
+    if not ready.generates:
+        return None
+    return GrammarThread(Path(config.model_path), ready.vocab_size, config.vocabulary, config.documents)
 
 
 def checkpoint_rules(config: EngineConfig) -> StateCheckpointRules | None:

@@ -22,6 +22,8 @@ class SchedulerConfig:
     max_model_len: int
     max_draws: int = 0
     """Most tokens that a step with drafts draws, accepted or not."""
+    keeps_prompts_whole: bool = False
+    """Whether a step computes whole prompts alone, as an encoder must. Then a step of one prompt may be longer."""
     drafts_follow: bool = False
     """Whether what makes drafts computes each step's tokens in that step, as a draft head does. Otherwise it computes
     them when it drafts."""

@@ -51,7 +51,9 @@ class Scheduler:
         self.config = config
         self.stats = SchedulerStats()
         self.cache = cache
-        self.latency = LatencyPolicy(config.max_num_batched_tokens, config.chunk_split, prior)
+        self.latency = LatencyPolicy(
+            config.max_num_batched_tokens, config.chunk_split, prior, keeps_prompts_whole=config.keeps_prompts_whole
+        )
         self._drafting = None
         if guesser is not None:
             self._drafting = Drafting(

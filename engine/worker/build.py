@@ -29,6 +29,7 @@ from inferd.engine.api.numerics import Numerics, other_numerics
 from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.draft_heads import layers_read_by
+from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.arch.modelled import ModellingError
 from inferd.engine.arch.sharding import ONE_RANK, Rank
 from inferd.engine.layers.collectives import ALONE, Ranks
@@ -37,6 +38,7 @@ from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models import meta_tensors
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import DraftHead, EagleHead, MTPLayer, draft_head_of
+from inferd.engine.models.encoder import Encoder
 from inferd.engine.models.loader import Progress, load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.recipe import Recipe, cut_groups
@@ -171,7 +173,7 @@ def _shared_memory(config: EngineConfig, rank: Rank, exchange_fd: int) -> Memory
     return MemoryExchange(exchange_fd, rank.index, rank.count)
 
 
-def recipe_for(config: EngineConfig, arch: Arch, choices: Choices) -> Recipe:
+def recipe_for(config: EngineConfig, arch: Arch | EncoderArch, choices: Choices) -> Recipe:
     narrow = None if config.weights_dtype == config.dtype else getattr(torch, config.weights_dtype)
     as_declared = config.activations == "declared"
     return recipe_of(arch, config.quantization, getattr(torch, config.dtype), choices, narrow, as_declared=as_declared)
@@ -272,7 +274,7 @@ def load_and_measure(
     return decoder, max(own_bytes, 0) + mapped_bytes
 
 
-def _load_weights(decoder: Decoder | DraftHead, checkpoint: Checkpoint, device: Device) -> None:
+def _load_weights(decoder: Decoder | DraftHead | Encoder, checkpoint: Checkpoint, device: Device) -> None:
     try:
         load(decoder, checkpoint.tensors_of(decoder.arch), log_progress(_read), device.upload)
     except CheckpointError as error:

@@ -1,6 +1,6 @@
 """Loads weights from the checkpoint, or from what an earlier start packed; and keeps what this start packs.
 
-Only decoders of our own on processors keep weights: their C++ kernels pack every matrix, which takes most of a start.
+Only models of our own on processors keep weights: their C++ kernels pack every matrix, which takes most of a start.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from inferd.engine.api.weight_cache import Entry, Mapped, name_of
 from inferd.engine.arch.sharding import Rank
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import DraftHead
+from inferd.engine.models.encoder import Encoder
 from inferd.engine.models.kept import Kept, NotKeptError, PackedWatch
 from inferd.kernels.cpu import native
 
 logger = logging.getLogger("inferd.engine")
 
-AnyDecoder = TypeVar("AnyDecoder", bound=Decoder | DraftHead)
+AnyDecoder = TypeVar("AnyDecoder", bound=Decoder | DraftHead | Encoder)
 
 _WITHOUT = "each start packs them anew, and --no-weight-cache keeps none"
 _WRITER_NICENESS = 10

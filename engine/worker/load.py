@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 
 import torch
 
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, plan_of
-from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.numerics import Numerics, check_numerics
-from inferd.engine.api.pinned_files import check_pinned, digest_of_all, read_pinned
+from inferd.engine.api.numerics import check_numerics
+from inferd.engine.api.pinned_files import check_pinned, read_pinned
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
-from inferd.engine.api.wire.messages import Phase, Ready
+from inferd.engine.api.wire.messages import Ready
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.layers.collectives import ALONE
 from inferd.engine.lora.adapters import Adapters
@@ -54,28 +50,21 @@ from inferd.engine.worker.build import (
 )
 from inferd.engine.worker.determinism import refuse_varying, warn_of_uncut_keys
 from inferd.engine.worker.device import Device
+from inferd.engine.worker.encoding import EncoderWorker
 from inferd.engine.worker.followers import Followers, RankLaunch, RankLoaded
 from inferd.engine.worker.kept_weights import KeptWeights
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.load_encoder import load_encoder
 from inferd.engine.worker.loaded import LoadedModel
-from inferd.engine.worker.peaks import measure
 from inferd.engine.worker.ranks import FollowingSampler, LeadingSampler, SharedRanks
 from inferd.engine.worker.runner import Runner
+from inferd.engine.worker.start_phases import LoadReport, PhaseTimer, choices_of, measured_peaks, numerics_of, tally
 from inferd.engine.worker.tuning import Tuning
 from inferd.kernels import registry
-from inferd.kernels.cpu import native
 from inferd.kernels.device import DoesNotFitError, chosen_forms
-from inferd.kernels.ops.linear import Choices
 from inferd.kernels.ops.paged_attention import LIBRARIES, PAGED_ATTENTION
-from inferd.kernels.registry import KernelError, Selection
+from inferd.kernels.registry import KernelError
 
-LoadReport = Callable[[Phase], None]
-
-_PLAIN = "reference"
-"""Name of each op's implementation in plain PyTorch."""
-_NAMED_OPS, _MOST_OF_A_REASON = 3, 200
-"""How many of the ops that plain PyTorch computes the log names, and most characters of each reason. Without a compiler
-it computes all of them."""
 _WARM_UP_TOKENS = 4
 """Enough for every kernel. 16 tokens of a model of 1.5 billion parameters take a second (2 busy cores, AMD EPYC Zen 3,
 2026-11-29)."""
@@ -85,16 +74,17 @@ _WARM_UP_DRAFTS = 4
 several times as long as later ones, and drafts would seem too slow."""
 
 
-class _PhaseTimer:
-    """Times phases that follow one another without a gap, from `started_s` (monotonic) on."""
-
-    def __init__(self, started_s: float, report: LoadReport) -> None:
-        self._last_s, self._report = started_s, report
-
-    def done(self, name: str, detail: str) -> None:
-        now = time.monotonic()
-        self._report(Phase(name, now - self._last_s, detail))
-        self._last_s = now
+def load_any(
+    config: EngineConfig,
+    started_s: float,
+    report: LoadReport,
+    log_style: LogStyle = DEFAULT_STYLE,
+    followers: Followers | None = None,
+) -> tuple[Runner | EncoderWorker, Ready]:
+    """Load a model of either kind, as `load_worker` does. Raises `StartError`."""
+    if config.is_encoder:
+        return load_encoder(config, PhaseTimer(started_s, report))
+    return load_worker(config, started_s, report, log_style, followers)
 
 
 def load_worker(
@@ -110,7 +100,7 @@ def load_worker(
     try:
         followers.launch(config, log_style)
         with refusing_launches(config):
-            return _load_first(config, _PhaseTimer(started_s, report), followers)
+            return _load_first(config, PhaseTimer(started_s, report), followers)
     except BaseException:
         followers.close()
         raise
@@ -137,7 +127,7 @@ def _load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner
     arch = ModelFacts.of(checkpoint, modelled=config.modelled).arch
     planned = plan_of(config, arch)
     tuning = _tuning(config)
-    recipe = recipe_for(config, arch, _choices(config, tuning))
+    recipe = recipe_for(config, arch, choices_of(config, tuning))
     ranks = open_ranks(config, arch, recipe, device, launch.index, launch.exchange_fd, meet)
     kept = KeptWeights.of(config, config.files, ranks.own, "served")
     decoder, weights_bytes = load_and_measure(
@@ -155,7 +145,7 @@ def _load_follower(launch: RankLaunch, meet: Callable[[], None]) -> tuple[Runner
     return runner, RankLoaded(weights_bytes, kv.num_bytes)
 
 
-def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) -> tuple[Runner, Ready]:
+def _load_first(config: EngineConfig, timer: PhaseTimer, followers: Followers) -> tuple[Runner, Ready]:
     """Load the part of rank 0, which is the whole if it is alone."""
     deterministic = config.deterministic
     device = _open_device(config, 0)
@@ -171,7 +161,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     draft = read_draft_parts(config, arch)
     planned = plan_of(config, arch, None if draft is None else draft.arch)
     tuning = _tuning(config)
-    choices = _choices(config, tuning)
+    choices = choices_of(config, tuning)
     recipe, shared = recipe_for(config, arch, choices), None
     if followers.exchange_fd is not None:
         shared = open_ranks(config, arch, recipe, device, 0, followers.exchange_fd, followers.wait_joining)
@@ -197,7 +187,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     others = followers.wait_loaded()
     if others:
         timer.done("ranks", "the others have loaded their parts")
-    peaks = _measure_peaks(config, device, dtype)
+    peaks = measured_peaks(config, device, dtype)
     timer.done("peaks", str(peaks))
 
     kv = allocate_pool(config, decoder, planned, device)
@@ -218,7 +208,7 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
         timer.done("forms", chosen_forms())
     model_impl = "native" if arch.is_native else f"transformers {version('transformers')}, torch {torch.__version__}"
     device_name = device.name if shared is None else f"{config.tensor_parallel_size} ranks, each {device.name}"
-    numerics = _numerics(config, model_impl, device, kernels)
+    numerics = numerics_of(config, model_impl, device, kernels)
     if config.numerics is not None:
         check_numerics(config.numerics, numerics)
     for packed in (kept, None if draft is None else draft.kept):
@@ -254,50 +244,11 @@ def _load_first(config: EngineConfig, timer: _PhaseTimer, followers: Followers) 
     )
 
 
-def _numerics(config: EngineConfig, model_impl: str, device: Device, kernels: tuple[tuple[str, str], ...]) -> Numerics:
-    # The number of threads changes no bit of the C++ kernels. It may change sums of torch and its libraries, which
-    # compute in plain PyTorch, and between the kernels if transformers' code computes the model.
-    is_of_kernels_alone = bool(native.library_name()) and config.modelled is None
-    return Numerics(
-        files=digest_of_all(config.files),
-        inferd=version("inferd"),
-        torch=str(torch.__version__),
-        model_impl=model_impl,
-        library=native.library_name(),
-        dtype=config.dtype,
-        weights_dtype=config.weights_dtype,
-        quantization=config.quantization,
-        activations=config.activations,
-        kv_cache_dtype=config.kv_cache_dtype,
-        device=device.processor if is_of_kernels_alone else device.name,
-        num_ranks=config.tensor_parallel_size,
-        deterministic=config.deterministic,
-        kernels=kernels,
-    )
-
-
 def _tuning(config: EngineConfig) -> Tuning | None:
     """The table of the fastest products on this GPU; None if nothing is chosen by it."""
     if config.deterministic or config.device == "cpu":
         return None
     return Tuning.of_user(getattr(torch, config.dtype))
-
-
-def _choices(config: EngineConfig, tuning: Tuning | None) -> Choices:
-    return Choices(config.deterministic, None if tuning is None else tuning.table)
-
-
-def _measure_peaks(config: EngineConfig, device: Device, dtype: torch.dtype) -> Peaks:
-    """The peaks of all ranks together: of all threads, while the other ranks wait, or of as many GPUs as this one."""
-    num_threads = torch.get_num_threads()
-    if config.device == "cpu":
-        torch.set_num_threads(config.num_threads)
-    try:
-        peaks = measure(device, dtype, config.quantization, Choices(config.deterministic))
-        num_gpus = config.tensor_parallel_size if config.device == "cuda" else 1
-        return Peaks(num_gpus * peaks.read_bytes_per_s, num_gpus * peaks.flops_per_s)
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def _warmed_up(
@@ -308,7 +259,7 @@ def _warmed_up(
     device: Device,
     shared: SharedRanks | None,
     followers: Followers,
-    timer: _PhaseTimer,
+    timer: PhaseTimer,
     draft: DraftParts | None,
     adapters: Adapters | None,
 ) -> Runner:
@@ -355,24 +306,6 @@ def _warmed_up(
 
 def _recordings(done: int, total: int) -> str:
     return f"recorded steps: {done} of {total} sizes"
-
-
-def tally(choices: Iterable[Selection]) -> str:
-    """Number of ops by implementation, as text, with the first ops that plain PyTorch computes and why no kernel
-    does."""
-    used = dict[tuple[str, str], Selection]()
-    for choice in choices:
-        used.setdefault((choice.op, choice.chosen), choice)
-    counts = Counter(name for _, name in used)
-    plain = {op: _why_plain(choice) for (op, name), choice in sorted(used.items()) if name == _PLAIN}
-    texts = [f"{op}: {reason[:_MOST_OF_A_REASON]}" for op, reason in islice(plain.items(), _NAMED_OPS)]
-    more = f"; {len(plain) - _NAMED_OPS} more" if len(plain) > _NAMED_OPS else ""
-    why = {_PLAIN: f" ({'; '.join(texts)}{more})"}
-    return ", ".join(f"{count} {name}{why.get(name, '')}" for name, count in sorted(counts.items()))
-
-
-def _why_plain(choice: Selection) -> str:
-    return ", ".join(f"{name} {reason}" for name, reason in choice.refused) or "it has no other implementation"
 
 
 def _warm_up_plans(config: EngineConfig, num_groups: int) -> Iterator[StepPlan]:

@@ -81,17 +81,18 @@ def _report(ended: Sequence[tuple[int, Pooling]], tensors: Iterator[Tensor], res
     NaN makes its row fail."""
     for (index, pooling), vector in zip(ended, next(tensors), strict=True):
         if bool(vector.isfinite().all()):
-            results[index] = results[index]._replace(embedding=_finished(vector, pooling))
+            results[index] = results[index]._replace(embedding=finished(vector, pooling))
         else:
             results[index] = results[index]._replace(status=RowStatus.NUMERICAL_ERROR)
 
 
-def _finished(vector: Tensor, pooling: Pooling) -> bytes:
-    """The embedding for the client, from a pooled vector [hidden] on the host. A vector of zeros stays as it is."""
-    kept = vector[: pooling.num_components or None].to(torch.float64)
-    length = kept.square().sum().sqrt()
-    if pooling.is_normalized and length > 0.0:
-        kept = kept / length
+def finished(vectors: Tensor, pooling: Pooling) -> bytes:
+    """The embedding for the client, or one for each token, from vectors [..., hidden] on the host. A vector of zeros
+    stays as it is."""
+    kept = vectors[..., : pooling.num_components or None].to(torch.float64)
+    if pooling.is_normalized:
+        lengths = kept.square().sum(dim=-1, keepdim=True).sqrt()
+        kept = kept / lengths.masked_fill(lengths == 0.0, 1.0)
     return kept.to(torch.float32).numpy().astype("<f4").tobytes()
 
 

@@ -136,16 +136,19 @@ def divide(all_asked: Sequence[Asked], machine: Machine) -> tuple[dict[str, Shar
 
 def _serving(asked: Asked, share: division.MachineShare) -> Serving:
     config, plan, decisions = asked.settled(share)
-    # A token of a sequence takes a place of a block in each group of layers.
+    facts, kv_tokens = asked.facts, 0
+    if isinstance(facts, ModelFacts):
+        # A token of a sequence takes a place of a block in each group of layers.
+        kv_tokens = config.num_blocks * config.block_size // len(facts.arch.cache_groups)
     return {
         "kv_bytes": plan.kv_bytes,
         "kv_reason": next(decision.why for decision in decisions if decision.field == "num_blocks"),
-        "kv_tokens": config.num_blocks * config.block_size // len(asked.facts.arch.cache_groups),
+        "kv_tokens": kv_tokens,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "host_bytes": plan.host_bytes,
         "total_bytes": plan.total_bytes,
-        "kv_directory": plan_directory(config, asked.facts),
+        "kv_directory": plan_directory(config, facts) if isinstance(facts, ModelFacts) else None,
     }
 
 

@@ -16,13 +16,16 @@ import msgspec
 
 from inferd.engine.api.adapter import MAX_RANK, AdapterFiles, check_adapters, hold_adapter, space_for
 from inferd.engine.api.config import AskedConfig, EngineConfig
+from inferd.engine.api.decisions import Decision
 from inferd.engine.api.draft import read_draft, source_of
+from inferd.engine.api.encoder_model import EncoderFacts
 from inferd.engine.api.errors import CapacityError, ConfigError, StartError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.division import MachineShare, MemoryDemand, shares_of
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.resolve import Decision, resolve
+from inferd.engine.api.resolve import resolve
+from inferd.engine.api.resolve_encoder import resolve_encoder
 from inferd.server.config.names import split_name
 from inferd.server.config.settings import SETTINGS, Settings
 from inferd.server.config.sources import suggest
@@ -82,20 +85,24 @@ class Asked:
     """One model as its settings and headers describe it, before the automatic settings are decided."""
 
     settings: Settings
-    facts: ModelFacts
+    facts: ModelFacts | EncoderFacts
     config: AskedConfig
     draft: ModelFacts | None
     adapters: dict[str, AdapterFiles]
 
     @classmethod
-    def of(cls, settings: Settings, facts: ModelFacts) -> Self:
+    def of(cls, settings: Settings, facts: ModelFacts | EncoderFacts) -> Self:
         """Read the headers of its draft model and adapters too. Raises `StartError`."""
         keeps_blocks = settings.quantization == "auto"
-        draft = read_draft(settings.speculative, facts.path, keeps_blocks=keeps_blocks)
-        if settings.lora or settings.max_loras:
-            check_adapters(facts.arch, settings.tensor_parallel_size)
-        most = settings.max_lora_rank or MAX_RANK
-        adapters = {name: hold_adapter(path, facts.arch, most) for name, path in settings.loras.items()}
+        draft, adapters = None, dict[str, AdapterFiles]()
+        if isinstance(facts, ModelFacts):
+            draft = read_draft(settings.speculative, facts.path, keeps_blocks=keeps_blocks)
+            if settings.lora or settings.max_loras:
+                check_adapters(facts.arch, settings.tensor_parallel_size)
+            most = settings.max_lora_rank or MAX_RANK
+            adapters = {name: hold_adapter(path, facts.arch, most) for name, path in settings.loras.items()}
+        elif settings.lora:
+            raise ConfigError("an encoder takes no LoRA adapters: leave --lora out")
         max_loras, max_lora_rank = space_for(settings.max_loras, settings.max_lora_rank, tuple(adapters.values()))
         config = AskedConfig(
             model_path=str(facts.path),
@@ -133,6 +140,8 @@ class Asked:
     def settled(self, share: MachineShare) -> Settled:
         """Decide every automatic setting. Raises `StartError`."""
         config = msgspec.structs.replace(self.config, first_gpu=share.first_gpu)
+        if isinstance(self.facts, EncoderFacts):
+            return resolve_encoder(config, self.facts, share.machine)
         return resolve(config, self.facts, share.machine, self.draft)
 
 

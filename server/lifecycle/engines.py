@@ -15,6 +15,7 @@ from typing import NoReturn, TypeVar
 from inferd.engine.api.adapter import hold_adapter
 from inferd.engine.api.config import EngineConfig, replicas_of
 from inferd.engine.api.errors import EngineDeadError, StartError
+from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.process.engine_forks import EngineForks
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.memory_file import MemoryFile
@@ -214,7 +215,10 @@ def router_options(settings: Settings) -> RouterOptions:
 
 def _adapters(report: StartupReport) -> AdapterPlaces:
     """Places for adapters, with those that are served from the start."""
-    config, arch = report.config, report.facts.arch
+    config, facts = report.config, report.facts
+    if not isinstance(facts, ModelFacts):
+        return AdapterPlaces()
+    arch = facts.arch
     adapters = AdapterPlaces(config.max_loras, lambda path: hold_adapter(path, arch, config.max_lora_rank))
     for name, files in report.adapters.items():
         adapters.add(name, files, is_from_start=True)

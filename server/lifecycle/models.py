@@ -13,6 +13,7 @@ import msgspec
 
 from inferd.engine.api.checkpoint import Checkpoint, Documents
 from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.encoder_model import facts_of
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.held_files import HeldCheckpoint
@@ -75,7 +76,7 @@ def _read(settings: Settings) -> _Read:
     path = locate(settings.model, settings.revision)
     held = HeldCheckpoint(path)
     checkpoint = Checkpoint.read(path, keeps_blocks=keeps_blocks)
-    return _Read(Asked.of(settings, ModelFacts.of(checkpoint, settings.model_impl)), checkpoint, held)
+    return _Read(Asked.of(settings, facts_of(checkpoint, settings.model_impl)), checkpoint, held)
 
 
 def _held(path: Path, *, keeps_blocks: bool) -> HeldCheckpoint:
@@ -104,8 +105,8 @@ def _report(read: _Read, settled: Settled) -> StartupReport:
     for decision in decisions:
         is_cut = decision.field == "max_model_len" and config.max_model_len != facts.arch.max_positions
         is_changed = decision.asked not in (None, "auto") and decision.field in ("deterministic", "activations")
-        if decision.field == "kv_host_bytes":
-            logger.warning("--kv-host is not used: %s", decision.why)
+        if decision.unused_flag:
+            logger.warning("%s is not used: %s", decision.unused_flag, decision.why)
             continue
         level = logging.WARNING if is_cut else logging.INFO if is_changed else logging.DEBUG
         given = "auto" if decision.asked is None else decision.asked
@@ -117,7 +118,7 @@ def _report(read: _Read, settled: Settled) -> StartupReport:
             "layers, more slowly than a native family",
             facts.arch.architecture,
         )
-    if facts.has_kv_scales:
+    if isinstance(facts, ModelFacts) and facts.has_kv_scales:
         logger.info(
             "inferd does not use the checkpoint's scales for 8-bit K and V: with --kv-cache-dtype fp8 or int8, "
             "every 32 elements of a head have their own scale"

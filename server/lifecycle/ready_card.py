@@ -15,6 +15,7 @@ from pathlib import Path
 
 from inferd.engine.api.adapter import NUM_FILES, AdapterFiles
 from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.encoder_model import EncoderFacts
 from inferd.engine.api.held_files import HeldCheckpoint
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
@@ -33,7 +34,7 @@ class StartupReport:
     """Everything that is known before the engine starts."""
 
     settings: Settings
-    facts: ModelFacts
+    facts: ModelFacts | EncoderFacts
     model: ServedModel
     config: EngineConfig
     memory: MemoryPlan
@@ -84,7 +85,7 @@ def without_paths(report: StartupReport, text: str) -> str:
     return text
 
 
-def _code(facts: ModelFacts) -> str:
+def _code(facts: ModelFacts | EncoderFacts) -> str:
     return "" if facts.arch.is_native else ", compatible (transformers), not native"
 
 
@@ -131,7 +132,8 @@ def ready_card(outcomes: Sequence[tuple[StartupReport, Ready | str]], listener: 
         of_all = "" if num_served == len(outcomes) else f" of {len(outcomes)}"
         head = f"READY in {total_s:.1f} s: {num_served}{of_all} models at {url}/v1 ({inferd})\n"
         head += "".join(_outcome(report, ready) for report, ready in outcomes)
-    page = f"  chat in a browser: {url}/\n" if settings.playground else ""
+    chats = settings.playground and any(shown.model.generates for shown, _ in outcomes)
+    page = f"  chat in a browser: {url}/\n" if chats else ""
     return (
         f"\n{head}{page}  curl {url}{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )
@@ -139,6 +141,8 @@ def ready_card(outcomes: Sequence[tuple[StartupReport, Ready | str]], listener: 
 
 def _first_request(model: ServedModel) -> tuple[str, dict[str, object]]:
     """(path, body without the model's name) of a request that this model can answer."""
+    if not model.generates:
+        return "/v1/embeddings", {"input": "The quick brown fox"}
     if model.template is None:
         return "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}
     return "/v1/chat/completions", {"messages": [{"role": "user", "content": "What are you?"}]}
@@ -154,6 +158,12 @@ def _outcome(report: StartupReport, ready: Ready | str) -> str:
 
 def _served(report: StartupReport, ready: Ready) -> str:
     """How a model is served, in one line."""
+    if report.config.is_encoder:
+        return (
+            f"{_precision(report.config, report.facts.blocks)}{_ranks(report.config)}, encoder, texts of up to "
+            f"{ready.max_model_len} tokens, {ready.hidden_size} components"
+            f"{f', {ready.num_labels} labels' if ready.num_labels else ''}, deterministic"
+        )
     # A block belongs to one cache group, and a sequence needs blocks in each.
     kv_tokens = report.config.num_replicas * ready.num_blocks // ready.num_groups * ready.block_size
     return (
@@ -170,7 +180,8 @@ def _more(report: StartupReport, indent: str = "  ") -> str:
     """The scope, the adapters and the formats of a model, in lines."""
     scope = f"{indent}{report.facts.scope}\n" if report.facts.scope else ""
     adapters = f"{indent}LoRA adapters: {', '.join(report.adapters)}\n" if report.adapters else ""
-    return f"{scope}{adapters}{indent}{report.model.format.words}\n"
+    words = f"{indent}{report.model.format.words}\n" if report.model.generates else ""
+    return f"{scope}{adapters}{words}"
 
 
 def _reachable_host(listener: socket.socket) -> str:

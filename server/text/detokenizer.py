@@ -5,7 +5,7 @@ were cut into deltas. Bytes that are no UTF-8 become U+FFFD once that is certain
 remaining bytes until `finish`.
 
 A table of the bytes that each id adds is computed once from the tokenizer's decoder. Streams, log probabilities and
-offsets use it instead of calling `decode` on a window of ids. Decoders that do not work token by token (WordPiece, CTC)
+offsets use it instead of calling `decode` on a window of ids. Decoders that do not work token by token, such as CTC,
 are refused by name when the tokenizer is loaded. Knows nothing of stop strings.
 """
 
@@ -15,6 +15,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 
 from tokenizers import Tokenizer
@@ -38,9 +39,7 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises `ModelError` for a decoder that cannot be read token by token."""
         decoder = tokenizer.decoder
-        if decoder is None:
-            raise ModelError("the tokenizer has no decoder, so its tokens cannot be turned into text")
-        steps, self._strip = _steps_of(json.loads(decoder.__getstate__()))
+        steps, self._strip = _WORDS if decoder is None else _steps_of(json.loads(decoder.__getstate__()))
         self._step = _compose(steps)
         self._tokenizer = tokenizer
         self._special_ids = frozenset(
@@ -107,13 +106,15 @@ def _steps_of(decoder: dict[str, object]) -> tuple[list[_Step], int]:
         mark = str(decoder.get("replacement", "\u2581"))
         steps: list[_Step] = [_on_text(lambda text: text.replace(mark, " "))]
         return steps, 0 if decoder.get("prepend_scheme") == "never" else 1
+    if kind == "WordPiece":
+        return [_on_text(partial(_word_piece, str(decoder["prefix"]), bool(decoder["cleanup"])))], 1
     if kind == "Strip" and decoder.get("content") == " " and decoder.get("stop") == 0:
         start = decoder.get("start")
         assert isinstance(start, int)
         return [], start
     raise ModelError(
         f"the tokenizer's decoder {kind!r} cannot be read token by token; known are ByteLevel, ByteFallback, "
-        "Metaspace, Replace, Strip (at the start) and Fuse"
+        "Metaspace, Replace, Strip (at the start), Fuse and WordPiece"
     )
 
 
@@ -136,6 +137,26 @@ def _sequence(decoders: object) -> tuple[list[_Step], int]:
 def _on_text(change: Callable[[str], str]) -> _Step:
     """A step that changes text and leaves bytes as they are."""
     return lambda piece: piece if isinstance(piece, bytes) else change(piece)
+
+
+def _word_piece(prefix: str, is_cleaned: bool, token: str) -> str:
+    """A word with the space before it, or a part of a word, which begins with `prefix`. `is_cleaned`: no space comes
+    before the marks of `_CLEANED`."""
+    if token.startswith(prefix):
+        return token.removeprefix(prefix)
+    text = f" {token}"
+    for spaced, tight in _CLEANED if is_cleaned else ():
+        text = text.replace(spaced, tight)
+    return text
+
+
+_WORDS: tuple[list[_Step], int] = ([_on_text(" {}".format)], 1)
+"""Tokens that are words, as of a tokenizer without a decoder: one space stands between two."""
+_CLEANED = (
+    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
+    (" 've", "'ve"), (" 're", "'re"),
+)  # fmt: skip
+"""As the tokenizers library cleans the text of each token."""
 
 
 def _replace(decoder: dict[str, object]) -> _Step:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from inferd.engine.api.checkpoint import Documents, has_head
+from inferd.engine.api.checkpoint import Documents, draws_tokens
 from inferd.engine.api.errors import ModelError, StartError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import PinnedFile
@@ -71,7 +71,7 @@ class ServedModel:
     fill_in: FillIn | None = None
     """Makes prompts that ask the model for the text between two others; None: no tokens of it ask for that."""
     generates: bool = True
-    """Whether it was stored with a head, from which tokens are drawn."""
+    """Whether it draws tokens: an encoder does not, and no model that was stored without its head."""
     embeds: SentenceFolder = PLAIN
     """How it embeds texts."""
     digest: str = ""
@@ -140,7 +140,7 @@ class ServedModel:
             eos_token_ids=eos_token_ids,
             format=found,
             tokenizer_info=_written({**info, "chat_template": template.source if template else None}),
-            generates=has_head(config),
+            generates=draws_tokens(config),
             embeds=SentenceFolder.read(path) or PLAIN,
             fill_in=FillIn.of(tokenizer, vocab_size, tokenizer_config["fim_token_ids"] if is_gguf(path) else {}),
         )

@@ -23,7 +23,7 @@ from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.numerics import Numerics
 from inferd.engine.api.resolve import resolve
-from inferd.engine.worker import load
+from inferd.engine.worker import load, start_phases
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
@@ -244,13 +244,13 @@ def test_ops_in_plain_pytorch_are_named_with_the_reason() -> None:
         Selection("draw", 1, "reference", refused[:1]), Selection("draw", 2, "reference", refused),
         Selection("norm", 3, "reference", refused), Selection("pool", 1, "reference", ()),
     ]  # fmt: skip
-    assert load.tally(choices) == (
+    assert start_phases.tally(choices) == (
         "2 cpp, 3 reference (draw: triton runs on GPUs only; norm: triton runs on GPUs only, cpp has no 7 bits; "
         "pool: it has no other implementation)"
     )
-    assert load.tally(choices[:3]) == "2 cpp"
+    assert start_phases.tally(choices[:3]) == "2 cpp"
     everything = [Selection(f"op{number}", 1, "reference", (("cpp", "x" * 900),)) for number in range(20)]
-    line = load.tally(everything)
+    line = start_phases.tally(everything)
     assert len(line) < 800 and line.endswith("; 17 more)"), "without a compiler, too, it is one short line"
 
 

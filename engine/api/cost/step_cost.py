@@ -40,6 +40,7 @@ The count is what a perfect implementation must do too. Left out are:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -50,9 +51,12 @@ from inferd.engine.api.memory.planner import weight_lines
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import num_state_numbers, state_bytes
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.encoder import EncoderArch
+from inferd.engine.arch.encoder_registry import encoder_weights
 from inferd.engine.arch.heads import Heads
 from inferd.engine.arch.matrix import Component, LinearWeight
 from inferd.engine.arch.registry import weights
+from inferd.engine.arch.weights import WeightMap
 
 _STATE_FLOPS = 6
 """Operations for each number of a recurrent state and each token: two to read it by the key, to change it, and to read
@@ -109,8 +113,10 @@ class WorkModel:
     attention: tuple[AttentionCost, ...] = ()
 
     @classmethod
-    def of(cls, arch: Arch, precision: Precision, max_model_len: int) -> Self:
+    def of(cls, arch: Arch | EncoderArch, precision: Precision, max_model_len: int) -> Self:
         """Costs of a model. A window that is at least `max_model_len` long counts as none."""
+        if isinstance(arch, EncoderArch):
+            return cls._of_encoder(arch, precision, max_model_len)
         dtype_bytes = precision.dtype_bytes.value
         parts = {part.name: part.num_bytes for part in weight_lines(arch, precision)}
         layers, embedded = arch.attention_layers, arch.hidden_size + arch.num_layers * arch.layer_input_size
@@ -129,6 +135,25 @@ class WorkModel:
                     window, sum(4 * arch.heads(layer).q_size for layer in own), sum(kv_bytes[layer] for layer in own)
                 )
                 for window, own in _by_window(arch, max_model_len).items()
+            ),
+        )
+
+    @classmethod
+    def _of_encoder(cls, arch: EncoderArch, precision: Precision, max_model_len: int) -> Self:
+        """Costs of an encoder, whose tokens see those on both sides: twice the pairs with the keys up to a token."""
+        parts = {part.name: part.num_bytes for part in weight_lines(arch, precision)}
+        layers = Counter(arch.window(layer) for layer in range(arch.num_layers))
+        return cls(
+            token_flops=2 * _matrix_weights(encoder_weights(arch), without=Component.HEAD),
+            token_bytes=arch.hidden_size * precision.dtype_bytes.value,
+            weight_bytes=sum(parts.get(part, 0) for part in Component if part.is_read_by_all),
+            attention=tuple(
+                AttentionCost(
+                    None if window is None or window + 1 >= max_model_len else window + 1,
+                    2 * 4 * count * arch.attention_size,
+                    0,
+                )
+                for window, count in layers.items()
             ),
         )
 
@@ -259,10 +284,14 @@ def _by_window(arch: Arch, max_model_len: int) -> dict[int | None, list[int]]:
 
 def _active_weights(arch: Arch) -> int:
     """Number of weights in the layers' matrices that one token is multiplied by."""
-    owned = (source.of for source in weights(arch).all_sources)
-    matrices = {of.name: of for of in owned if isinstance(of, LinearWeight) and of.component is not Component.HEAD}
-    total = sum(prod(matrix.shape) for matrix in matrices.values())
-    return total - arch.num_idle_weights
+    return _matrix_weights(weights(arch), without=Component.HEAD) - arch.num_idle_weights
+
+
+def _matrix_weights(weight_map: WeightMap, without: Component) -> int:
+    """Number of weights in the matrices of all other parts."""
+    owned = (source.of for source in weight_map.all_sources)
+    matrices = {of.name: of for of in owned if isinstance(of, LinearWeight) and of.component is not without}
+    return sum(prod(matrix.shape) for matrix in matrices.values())
 
 
 def _experts_of(arch: Arch, num_bytes: int) -> dict[str, int]:

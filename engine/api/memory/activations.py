@@ -219,9 +219,14 @@ def _processes(arch: Arch, work: Workload) -> Formula:
     """The processes without a model's weights. With a GPU the plan is about GPU memory."""
     if work.device == "cuda":
         return term(_GPU_BASE_BYTES, "B")
-    base = _BASE_BYTES if arch.is_native else _BASE_BYTES + _MODELLING_BYTES
-    base -= _NO_FOLDER_BYTES if work.is_gguf else 0
-    return term(base, "B") + term(arch.vocab_size, "tokens") * term(_TOKEN_BYTES, "B")
+    more_bytes = 0 if arch.is_native else _MODELLING_BYTES
+    return host_processes(arch.vocab_size, is_gguf=work.is_gguf, more_bytes=more_bytes)
+
+
+def host_processes(vocab_size: int, *, is_gguf: bool, more_bytes: int = 0) -> Formula:
+    """The host's memory of the processes without a model's weights, with `more_bytes` beside the usual."""
+    base = _BASE_BYTES + more_bytes - (_NO_FOLDER_BYTES if is_gguf else 0)
+    return term(base, "B") + term(vocab_size, "tokens") * term(_TOKEN_BYTES, "B")
 
 
 def _standby(work: Workload) -> Formula:

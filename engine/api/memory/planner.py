@@ -25,8 +25,9 @@ from inferd.engine.api.memory.precision import (
     stored_as,
 )
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.encoder import EncoderArch
+from inferd.engine.arch.encoder_registry import weights_of
 from inferd.engine.arch.matrix import Component, LinearWeight, Shape
-from inferd.engine.arch.registry import weights
 from inferd.engine.arch.sharding import Rank, num_rows, within
 from inferd.engine.arch.stored import IntLayout
 from inferd.engine.arch.weights import ParameterSpec
@@ -75,7 +76,7 @@ def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula)
     """The memory plan of an engine whose KV pool has space for `pool` tokens. A draft model's pool has space for as
     many."""
     own = weight_lines(arch, precision, work.device, work.num_ranks)
-    kv, loading = _kv(arch, precision, pool, work.num_ranks), _loading(arch, precision, work.num_ranks)
+    kv, loading = _kv(arch, precision, pool, work.num_ranks), loading_line(arch, precision, work.num_ranks)
     working = working_lines(arch, precision, work)
     if work.draft is None:
         return MemoryPlan(own, PlanLine("KV cache", kv), working, loading, work.kv_host_bytes)
@@ -84,13 +85,13 @@ def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula)
         PlanLine(f"draft {part.name}", part.formula) for part in weight_lines(draft.arch, draft.precision, work.device)
     )
     kv += _kv(draft.arch, draft.precision, pool)
-    loading = max(loading, _loading(draft.arch, draft.precision, 1), key=lambda part: part.num_bytes)
+    loading = max(loading, loading_line(draft.arch, draft.precision, 1), key=lambda part: part.num_bytes)
     return MemoryPlan((*own, *drafts), PlanLine("KV cache", kv), working, loading, work.kv_host_bytes)
 
 
 @lru_cache(maxsize=64)
 def weight_lines(
-    arch: Arch, precision: Precision, device: Literal["cpu", "cuda"] = "cpu", num_ranks: int = 1
+    arch: Arch | EncoderArch, precision: Precision, device: Literal["cpu", "cuda"] = "cpu", num_ranks: int = 1
 ) -> tuple[PlanLine, ...]:
     """Embedding, attention, MLP, inputs of layers, routers, experts, norms and head, without those that take no memory
     of their own. A draft head has a projection of hidden states too."""
@@ -98,10 +99,11 @@ def weight_lines(
     if device == "cpu" and num_ranks == 1 and arch.stored is not None and arch.stored.shares_head:
         # Rows of the embedding are read from the head's blocks.
         parameters = [one for one in parameters if one.of.own != "embed"]
-    tied = _tied_head(arch, num_ranks)
-    if arch.tie_embeddings and not (device == "cuda" and _stored_as(arch, precision, tied, device) is None):
+    if isinstance(arch, Arch) and arch.tie_embeddings:
         # A CPU keeps a packed copy of the embedding as the head. A GPU multiplies by the embedding itself.
-        parameters.append(tied)
+        tied = _tied_head(arch, num_ranks)
+        if device == "cpu" or _stored_as(arch, precision, tied, device) is not None:
+            parameters.append(tied)
     found = (
         PlanLine(own, _total(arch, precision, [one for one in parameters if one.of.component is own], device))
         for own in Component
@@ -109,7 +111,7 @@ def weight_lines(
     return tuple(line for line in found if line.num_bytes)
 
 
-def refusal(arch: Arch, quantization: Quantization) -> str | None:
+def refusal(arch: Arch | EncoderArch, quantization: Quantization) -> str | None:
     """The first matrix that cannot be stored so, and why; None if all can."""
     stored = stored_quantization(arch)
     if stored is not None:
@@ -124,7 +126,7 @@ def refusal(arch: Arch, quantization: Quantization) -> str | None:
     return None
 
 
-def stored_quantization(arch: Arch) -> Quantization | None:
+def stored_quantization(arch: Arch | EncoderArch) -> Quantization | None:
     """The precision of most of a quantized checkpoint's matrices; None for a checkpoint that is not quantized."""
     kinds = Counter(parameter.layout.kind for parameter in _parameters(arch) if parameter.layout is not None)
     return kinds.most_common(1)[0][0] if kinds else None
@@ -181,7 +183,7 @@ def token_bytes(arch: Arch, precision: Precision) -> int:
 
 
 def _stored_as(
-    arch: Arch, precision: Precision, parameter: ParameterSpec, device: Literal["cpu", "cuda"] = "cpu"
+    arch: Arch | EncoderArch, precision: Precision, parameter: ParameterSpec, device: Literal["cpu", "cuda"] = "cpu"
 ) -> StoredAs | None:
     """The format of this matrix; None if it is stored in the dtype, as the embedding is on a GPU."""
     if device == "cuda" and parameter.of.component is Component.EMBEDDING:
@@ -200,11 +202,11 @@ def _quantized_as(parameter: ParameterSpec, quantization: Quantization) -> Store
 
 
 @lru_cache(maxsize=8)
-def _parameters(arch: Arch, num_ranks: int = 1) -> tuple[ParameterSpec, ...]:
+def _parameters(arch: Arch | EncoderArch, num_ranks: int = 1) -> tuple[ParameterSpec, ...]:
     """Weights and biases as the first rank keeps them, without scales, which `StoredAs` counts, and without ids, which
     `activations` counts."""
     rank, kept = Rank(0, num_ranks), list[ParameterSpec]()
-    for parameter in weights(arch).parameters().values():
+    for parameter in weights_of(arch).parameters().values():
         if parameter.of.component is not Component.TOKEN_IDS:
             own = within(rank.rows(parameter.of), parameter.first_row, parameter.shape[0])
             kept.append(replace(parameter, shape=(num_rows(own), *parameter.shape[1:])))
@@ -218,7 +220,7 @@ def _tied_head(arch: Arch, num_ranks: int) -> ParameterSpec:
 
 
 def _total(
-    arch: Arch, precision: Precision, parameters: Iterable[ParameterSpec], device: Literal["cpu", "cuda"]
+    arch: Arch | EncoderArch, precision: Precision, parameters: Iterable[ParameterSpec], device: Literal["cpu", "cuda"]
 ) -> Formula:
     """Bytes of these parameters: one layer, or one expert, times the number of equal ones, plus parameters outside of
     layers."""
@@ -263,7 +265,7 @@ def _kv(arch: Arch, precision: Precision, pool: Formula, num_ranks: int = 1) -> 
 
 
 @lru_cache(maxsize=64)
-def _loading(arch: Arch, precision: Precision, num_ranks: int) -> PlanLine:
+def loading_line(arch: Arch | EncoderArch, precision: Precision, num_ranks: int = 1) -> PlanLine:
     """Most bytes of one linear layer's weight beside its packed form: the matrix as read, and a byte a weight if it is
     quantized here. A tied head counts without the matrix as read, which is the embedding, unless it is widened."""
     widened = precision.dtype_bytes if precision.matrix_bytes != precision.dtype_bytes else NOTHING
@@ -278,7 +280,7 @@ def _loading(arch: Arch, precision: Precision, num_ranks: int) -> PlanLine:
         for one in _parameters(arch, num_ranks)
         if len(one.shape) == 2 and one.of.component is not Component.EMBEDDING
     ]
-    if arch.tie_embeddings:
+    if isinstance(arch, Arch) and arch.tie_embeddings:
         tied = _tied_head(arch, num_ranks)
         is_quantized = arch.stored is None and _stored_as(arch, precision, tied) is not None
         beside = widened + term(1, "B") if is_quantized else term(0, "B")

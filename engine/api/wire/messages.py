@@ -307,6 +307,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     max_model_len: int
     vocab_size: int
     """Number of rows of the embedding: every token id is below it."""
+    generates: bool = True
+    """Whether it draws tokens."""
     hidden_size: int = 0
     """Number of components of an embedding; 0: the engine cannot pool."""
     poolings: tuple[PoolingKind, ...] = ("last", "mean")
@@ -345,6 +347,18 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """Facts that results depend on; None for an engine that computes nothing."""
     pid: int = 0
     """Number of the engine's process."""
+
+    def refuses(self, params: SamplingParams) -> str | None:
+        """Why this engine cannot answer a request with these parameters; None if it can."""
+        pooling = params.pooling
+        if pooling is None:
+            return None if self.generates else "this model draws no tokens: ask it for embeddings"
+        if pooling.gives == "logits":
+            return None if self.num_labels else "this model has no classifier"
+        if pooling.gives == "token_embeddings":
+            return None if self.gives_token_embeddings else "this model gives no vector for each token"
+        known = ", ".join(self.poolings)
+        return None if pooling.how in self.poolings else f"pooling must be one of {known}, but got {pooling.how!r}"
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

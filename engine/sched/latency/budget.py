@@ -56,6 +56,23 @@ class StepBudget:
 
 
 @dataclass(slots=True)
+class WholeBudget(StepBudget):
+    """Budget of a step that cuts no prompt. Its first prompt may be longer than the budget, because no step has more
+    room for it."""
+
+    is_spent: bool = False
+
+    def chunk(self, start: int, num_pending: int) -> int:
+        del start
+        return num_pending if num_pending <= self.num_tokens or not self.is_spent else 0
+
+    def spend(self, start: int, num_tokens: int) -> None:
+        del start
+        assert num_tokens <= self.num_tokens or not self.is_spent, f"{num_tokens} tokens spent of {self.num_tokens}"
+        self.num_tokens, self.is_spent = max(0, self.num_tokens - num_tokens), True
+
+
+@dataclass(slots=True)
 class TimedBudget(StepBudget):
     """Budget of a step that others wait for. Rows of one token are never delayed; their time is not in `left_s`."""
 

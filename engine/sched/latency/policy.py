@@ -16,7 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from inferd.engine.sched.entry import Entry
-from inferd.engine.sched.latency.budget import MARGIN, StepBudget, TimedBudget, chunk_s, largest_chunk
+from inferd.engine.sched.latency.budget import MARGIN, StepBudget, TimedBudget, WholeBudget, chunk_s, largest_chunk
 from inferd.engine.sched.latency.step_time import Coefficients, PriorCosts, StepLoad, StepTimeModel
 from inferd.engine.sched.plan import Row
 
@@ -61,8 +61,11 @@ class Pace:
 class LatencyPolicy:
     """Decides how much each step may carry, by the step-time model. Without targets every step carries all it can."""
 
-    def __init__(self, max_num_batched_tokens: int, chunk_split: int, prior: PriorCosts) -> None:
+    def __init__(
+        self, max_num_batched_tokens: int, chunk_split: int, prior: PriorCosts, *, keeps_prompts_whole: bool = False
+    ) -> None:
         self.model = StepTimeModel(prior)
+        self._keeps_prompts_whole = keeps_prompts_whole
         self.num_timed = 0
         """Live requests with a target."""
         self._max_num_batched_tokens, self._split = max_num_batched_tokens, chunk_split
@@ -83,6 +86,8 @@ class LatencyPolicy:
 
     def for_step(self, decodes: Sequence[Entry], now: float) -> StepBudget:
         """Budget of a step that begins when all launched ones have ended. `decodes`: entries that draw a token."""
+        if self._keeps_prompts_whole:
+            return WholeBudget(self._max_num_batched_tokens)
         if not self.num_timed:
             return StepBudget(self._max_num_batched_tokens)
         start_s = now + self.launched_s

@@ -1,0 +1,75 @@
+"""An encoder before anything is loaded: its description, and a check that its weight files agree with its config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.errors import ModelError
+from inferd.engine.api.model import ModelFacts, narrow_dtype
+from inferd.engine.api.modelling import ModelImpl
+from inferd.engine.arch.description import ArchError
+from inferd.engine.arch.encoder import EncoderArch
+from inferd.engine.arch.encoder_registry import describe_encoder, encoder_weights, is_encoder
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFacts:
+    """An encoder that can be served, by its config.json alone or with the headers of its weights."""
+
+    path: Path
+    arch: EncoderArch
+    dtype: str
+    """Dtype of the stored weights: "bfloat16", "float16" or "float32"."""
+    matrix_dtype: str = "float32"
+    """Dtype of all matrices; "float32" if they differ."""
+
+    is_embedded = False
+    """Whether the wheel ships it."""
+    blocks, scope = "", ""
+    """As of `ModelFacts`."""
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> EncoderFacts:
+        """Raises `ModelError` for an unusable config, or weights that contradict the config."""
+        arch = _described(checkpoint.path, checkpoint.config)
+        needed, found = encoder_weights(arch), checkpoint.tensors_of(arch)
+        contradictions = needed.compare({name: info.shape for name, info in found.items()})
+        if contradictions:
+            raise ModelError(f"{checkpoint.path}: the weights contradict config.json: {contradictions}")
+        for name, stored, known in needed.wrong_dtypes({name: info.dtype for name, info in found.items()}):
+            raise ModelError(
+                f"{checkpoint.path}: {name} is stored as {stored}; by config.json it is one of: {', '.join(known)}"
+            )
+        matrices = {found[source.tensor].dtype for source in needed.sources if len(source.shape) == 2}
+        return cls(checkpoint.path, arch, checkpoint.dtype, narrow_dtype(matrices))
+
+    @classmethod
+    def of_config(cls, path: Path, config: Mapping[str, Any]) -> EncoderFacts:
+        """From a parsed config.json alone, which is enough for a memory plan. Raises `ModelError`."""
+        arch = _described(path, config)
+        return cls(path, arch, arch.dtype, arch.dtype)
+
+    @property
+    def num_params(self) -> int:
+        """Number of weights."""
+        return encoder_weights(self.arch).num_elements
+
+
+def _described(path: Path, config: Mapping[str, Any]) -> EncoderArch:
+    try:
+        return describe_encoder(config)
+    except ArchError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def facts_of(checkpoint: Checkpoint, model_impl: ModelImpl = "native") -> ModelFacts | EncoderFacts:
+    """A model of either kind. Raises `ModelError` as their own constructors do."""
+    if not is_encoder(checkpoint.config):
+        return ModelFacts.of(checkpoint, model_impl)
+    if model_impl == "transformers":
+        raise ModelError(f"{checkpoint.path} is an encoder, which native code alone serves: give --model-impl auto")
+    return EncoderFacts.of(checkpoint)

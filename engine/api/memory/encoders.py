@@ -1,0 +1,64 @@
+"""The memory plan of an encoder: weights, tables, and the tensors of its largest step. It keeps no keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferd.engine.api.memory.activations import PROCESSES, STANDBY_BYTES, PlanLine, host_processes
+from inferd.engine.api.memory.formula import NOTHING, Formula, term
+from inferd.engine.api.memory.planner import MemoryPlan, loading_line, weight_lines
+from inferd.engine.api.memory.precision import Precision
+from inferd.engine.arch.encoder import EncoderArch
+
+_FP32_BYTES = 4
+_POOLED_TOKENS = 256
+"""Number of tokens whose states are whole numbers at once, while they are summed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderLoad:
+    """The largest load that the engine of an encoder must hold at once."""
+
+    step_tokens: int
+    """Most tokens of a step of several texts."""
+    max_model_len: int
+    """Most tokens of one text, which a step may have alone."""
+    has_standby: bool = False
+    is_gguf: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of any step."""
+        return max(self.step_tokens, self.max_model_len)
+
+
+def plan_encoder(arch: EncoderArch, precision: Precision, load: EncoderLoad) -> MemoryPlan:
+    """The memory plan of an engine. Raises nothing: whether it fits is the caller's to see."""
+    standby = term(STANDBY_BYTES, "B") if load.has_standby else NOTHING
+    parts = (
+        PlanLine("rotary", _rotary(arch, load)),
+        PlanLine("activations", _activations(arch, precision, load)),
+        PlanLine("standby", standby),
+        PlanLine(PROCESSES, host_processes(arch.vocab_size, is_gguf=load.is_gguf)),
+    )
+    working = tuple(part for part in parts if part.num_bytes)
+    return MemoryPlan(
+        weight_lines(arch, precision), PlanLine("KV cache", NOTHING), working, loading_line(arch, precision)
+    )
+
+
+def _rotary(arch: EncoderArch, load: EncoderLoad) -> Formula:
+    """A table for each rope."""
+    tables = term(sum(rope.rotary_dim for rope in set(arch.ropes)))
+    return term(load.max_model_len, "positions") * tables * term(_FP32_BYTES, "B")
+
+
+def _activations(arch: EncoderArch, precision: Precision, load: EncoderLoad) -> Formula:
+    """Input, sum and normed states of a layer, beside the larger of attention (q, k and v, turned and attended) and the
+    MLP; and the states that pooling sums."""
+    stream = term(3) * term(arch.hidden_size)
+    attention = term(6 if arch.ropes else 4) * term(arch.attention_size)
+    mlp = term(3 if arch.has_gate else 2) * term(arch.intermediate_size)
+    widest = max(attention, mlp, key=lambda formula: formula.value)
+    pooled = term(min(_POOLED_TOKENS, load.most_tokens), "tokens") * term(2) * term(arch.hidden_size) * term(8, "B")
+    return term(load.most_tokens, "tokens") * (stream + widest) * precision.dtype_bytes + pooled

@@ -1,0 +1,100 @@
+"""Builds the worker of an encoder from resolved settings: loads the checkpoint, and reports each phase when it ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.config import EngineConfig, plan_of
+from inferd.engine.api.encoder_model import EncoderFacts
+from inferd.engine.api.errors import ModelError
+from inferd.engine.api.memory.planner import format_bytes
+from inferd.engine.api.numerics import check_numerics
+from inferd.engine.api.wire.messages import Ready
+from inferd.engine.api.wire.params import Pooling, SamplingParams
+from inferd.engine.layers.collectives import ALONE
+from inferd.engine.models.encoder import Encoder
+from inferd.engine.quant.scheme import QuantizationError
+from inferd.engine.sched.plan import Admission, Row, StepPlan
+from inferd.engine.worker.build import load_and_measure, open_device, prepare_kernels, recipe_for
+from inferd.engine.worker.encoding import EncoderWorker
+from inferd.engine.worker.kept_weights import KeptWeights
+from inferd.engine.worker.start_phases import PhaseTimer, choices_of, measured_peaks, numerics_of, tally
+from inferd.engine.worker.text_pooling import POOLINGS
+from inferd.kernels import registry
+from inferd.kernels.registry import KernelError
+
+_WARM_UP_TOKENS = 4
+
+
+def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker, Ready]:
+    """Load the weights and run a warm-up step. Raises `StartError`."""
+    device = open_device(config, 0)
+    timer.done("engine", f"torch {torch.__version__} on {device.name}")
+    timer.done("kernels", prepare_kernels(config.numerics))
+    checkpoint = Checkpoint.read(Path(config.model_path), keeps_blocks=config.keeps_blocks)
+    arch, dtype = EncoderFacts.of(checkpoint).arch, getattr(torch, config.dtype)
+    planned = plan_of(config, arch)
+    recipe = recipe_for(config, arch, choices_of(config, None))
+
+    def build() -> Encoder:
+        try:
+            return Encoder(arch, dtype, device.torch_device, config.max_model_len, recipe)
+        except QuantizationError as error:
+            raise ModelError(f"{config.model_path}: {error}") from error
+
+    kept = KeptWeights.of(config, config.files, ALONE.own, "served")
+    encoder, weights_bytes = load_and_measure(build, checkpoint, planned, device, kept)
+    how = ", mapped from an earlier start" if kept is not None and kept.is_mapped else ""
+    timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}{how}")
+    peaks = measured_peaks(config, device, dtype)
+    timer.done("peaks", str(peaks))
+    worker = EncoderWorker(encoder)
+    try:
+        worker.launch(_warm_up(config))
+    except KernelError as error:
+        raise ModelError(f"{config.model_path} cannot be computed: {error}") from error
+    choices_made = registry.explain()
+    kernels = tuple(sorted({(choice.op, choice.chosen) for choice in choices_made}))
+    timer.done("warm-up", f"{len(kernels)} kernels: {tally(choices_made)}")
+    numerics = numerics_of(config, "native", device, kernels)
+    if config.numerics is not None:
+        check_numerics(config.numerics, numerics)
+    if kept is not None:
+        kept.write()
+    return worker, Ready(
+        num_blocks=config.num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        block_size=config.block_size,
+        max_model_len=config.max_model_len,
+        vocab_size=arch.vocab_size,
+        generates=False,
+        hidden_size=arch.hidden_size,
+        poolings=POOLINGS,
+        gives_token_embeddings=True,
+        num_labels=0 if arch.classifier is None else arch.classifier.num_labels,
+        weights_bytes=weights_bytes,
+        kv_bytes=0,
+        planned_weights_bytes=planned.weights_bytes,
+        planned_kv_bytes=0,
+        device=device.name,
+        dtype=config.dtype,
+        peaks=peaks,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        kernels=kernels,
+        numerics=numerics,
+        pid=os.getpid(),
+        prefix_caching=False,
+    )
+
+
+def _warm_up(config: EngineConfig) -> StepPlan:
+    """A text of a few tokens."""
+    num_tokens = min(_WARM_UP_TOKENS, config.max_model_len)
+    params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling("mean"))
+    admission = Admission(0, "warm-up", (0,) * num_tokens, num_tokens, params)
+    return StepPlan(0, (admission,), (), (Row(0, 0, num_tokens, False),))
