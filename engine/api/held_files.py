@@ -16,6 +16,7 @@ from inferd.engine.api.checkpoint import CONFIG_FILES, INDEX_FILE, Checkpoint, w
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import OPEN_FLAGS, PinnedFile, digest_of, digest_of_all, documents_among
+from inferd.engine.api.sentence_folder import sentence_files
 
 _MAX_COVERED_BYTES = 16 * 2**20
 """A file of up to so many bytes is covered completely, which takes 10 ms (AMD EPYC, Zen 4, 2026-11-28)."""
@@ -115,11 +116,14 @@ class HeldCheckpoint:
 
     def __init__(self, path: Path) -> None:
         """A checkpoint that cannot be read has none, and its reader says why."""
-        weights: list[Path] = []
+        weights, sentences = list[Path](), list[Path]()
         with contextlib.suppress(ModelError, OSError):
             weights = weight_files(path)
+        with contextlib.suppress(ModelError, OSError):
+            sentences = sentence_files(path)
         is_folder = not is_gguf(path)
-        self._engine = HeldFiles([*(path / name for name in ENGINE_FILES if is_folder), *weights])
+        own = [*(path / name for name in ENGINE_FILES if is_folder), *weights, *sentences]
+        self._engine = HeldFiles(dict.fromkeys(own))
         texts = [*(path / name for name in _SERVER_FILES), *sorted((path / _TEMPLATES).glob("*.jinja"))]
         self._server = HeldFiles(texts if is_folder else ())
         self.texts_digest = ""

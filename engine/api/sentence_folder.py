@@ -7,7 +7,7 @@ that texts begin with, and the longest text. `SentenceFolder` is what they say, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +16,7 @@ from inferd.engine.api.checkpoint import read_json
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.files import read_regular
 from inferd.engine.api.pinned_files import exists
+from inferd.engine.api.sentence_heads import CONFIG, KINDS, WEIGHTS, Head, UnsupportedHead, read_head
 from inferd.engine.api.wire.params import PoolingKind
 from inferd.engine.arch.shown import shown
 
@@ -30,15 +31,16 @@ _LENGTHS = (
 _MAX_BYTES = 2**20
 _MAX_PROMPTS = 64
 _MAX_PROMPT_CHARS = 4096
-_MODES: Mapping[str, PoolingKind | None] = {
+_MAX_MODULES = 16
+_MODES: Mapping[str, PoolingKind] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": None,
-    "pooling_mode_max_tokens": None,
-    "pooling_mode_mean_sqrt_len_tokens": None,
-    "pooling_mode_weightedmean_tokens": None,
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-"""Field of a pooling's config -> how it pools here; None: not at all."""
+"""Field of a pooling's config -> how it pools."""
 _NEW_MODES = {
     "lasttoken": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens", "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
@@ -52,6 +54,8 @@ class SentenceFolder:
     """How a folder's model embeds texts."""
 
     pooling: PoolingKind = "last"
+    heads: tuple[Head, ...] = ()
+    """Modules that change the pooled vector before it is scaled, in order."""
     normalizes: bool = False
     """Whether vectors are scaled to length 1."""
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -71,18 +75,19 @@ class SentenceFolder:
     def read(cls, path: Path) -> Self | None:
         """None if the folder is not of sentence-transformers. Raises `ModelError` for files that cannot be read or are
         wrong."""
-        if not path.is_dir() or not exists(path / MODULES):
+        if not exists(path / MODULES):
             return None
         modules = _modules(path / MODULES)
         settings = read_json(path / _SETTINGS, _MAX_BYTES) if exists(path / _SETTINGS) else {}
         lengths = next((read_json(path / name, _MAX_BYTES) for name in _LENGTHS if exists(path / name)), {})
-        pooling, unsupported = _pooling(path, modules)
+        pooling, heads, unsupported = _computed(path, modules)
         prompts = _prompts(settings)
         default = settings.get("default_prompt_name")
         if default is not None and default not in prompts:
             raise ModelError(f"{path / _SETTINGS}: default_prompt_name {shown(default)} is none of its prompts")
         return cls(
             pooling=pooling,
+            heads=heads,
             normalizes=any(kind == "Normalize" for kind, _ in modules),
             prompts=prompts,
             default_prompt=default,
@@ -92,9 +97,27 @@ class SentenceFolder:
             unsupported=unsupported,
         )
 
+    @property
+    def num_outputs(self) -> int | None:
+        """Number of components of a vector behind the heads; None: as many as the model's hidden states have."""
+        return self.heads[-1].num_outputs if self.heads else None
+
 
 PLAIN = SentenceFolder(normalizes=True)
 """A model whose folder says nothing: the last token's state, of length 1, as OpenAI's vectors are."""
+
+
+def sentence_files(path: Path) -> list[Path]:
+    """The files that may say how a folder's model embeds, and the weights of its heads. Raises `ModelError` if
+    modules.json cannot be read or is wrong."""
+    if not exists(path / MODULES):
+        return []
+    own = [path / folder / name for kind, folder in _modules(path / MODULES) for name in _FILES_OF.get(kind, ())]
+    return [path / MODULES, path / _SETTINGS, *(path / name for name in _LENGTHS), *own]
+
+
+_FILES_OF = {"Pooling": (CONFIG,)} | dict.fromkeys(KINDS, (CONFIG, WEIGHTS))
+"""Class of a module -> its files that are read."""
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:
@@ -105,8 +128,8 @@ def _modules(file: Path) -> list[tuple[str, str]]:
         raise ModelError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not JSON: {error}") from error
-    if not isinstance(listed, list) or not listed:
-        raise ModelError(f"{file} must be a list of modules, but is {shown(listed)}")
+    if not isinstance(listed, list) or not 1 <= len(listed) <= _MAX_MODULES:
+        raise ModelError(f"{file} must be a list of 1 to {_MAX_MODULES} modules, but is {shown(listed)}")
     found: list[tuple[str, str]] = []
     for module in listed:
         match module:
@@ -117,25 +140,46 @@ def _modules(file: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _pooling(path: Path, modules: list[tuple[str, str]]) -> tuple[PoolingKind, str]:
-    """(the pooling, why the vectors cannot be computed here)."""
-    kinds = [kind for kind, _ in modules]
-    others = sorted({kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")})
+def _computed(path: Path, modules: Sequence[tuple[str, str]]) -> tuple[PoolingKind, tuple[Head, ...], str]:
+    """(the pooling, the heads, why the vectors cannot be computed here)."""
+    try:
+        _check_order([kind for kind, _ in modules])
+        pooling, size = _pooling(path / modules[1][1] / CONFIG)
+        heads = tuple(read_head(path, kind, folder) for kind, folder in modules if kind in KINDS)
+    except UnsupportedHead as error:
+        return "last", (), str(error)
+    for head in heads:
+        if size is not None and head.num_inputs != size:
+            raise ModelError(f"{path / head.folder}: it takes {head.num_inputs} components, but gets {size}")
+        size = head.num_outputs
+    return pooling, heads, ""
+
+
+def _check_order(kinds: Sequence[str]) -> None:
+    """Raises `UnsupportedHead` for other modules than Transformer, Pooling, heads and Normalize, or another order."""
+    others = sorted({kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize", *KINDS)})
     if others:
-        return "last", f"modules.json has {', '.join(others)}, which inferd does not compute"
-    if kinds[:2] != ["Transformer", "Pooling"] or kinds.count("Pooling") != 1:
-        return "last", f"modules.json must begin with Transformer and Pooling, but has {', '.join(kinds)}"
-    config = read_json(path / modules[1][1] / "config.json", _MAX_BYTES)
+        raise UnsupportedHead(f"modules.json has {', '.join(others)}, which inferd does not compute")
+    if list(kinds[:2]) != ["Transformer", "Pooling"] or kinds.count("Pooling") != 1:
+        raise UnsupportedHead(f"modules.json must begin with Transformer and Pooling, but has {', '.join(kinds)}")
+    if "Normalize" in kinds[:-1]:
+        raise UnsupportedHead(f"Normalize must be the last of its modules, but it has {', '.join(kinds)}")
+
+
+def _pooling(file: Path) -> tuple[PoolingKind, int | None]:
+    """(the pooling, number of components if the file says it). Raises `UnsupportedHead`."""
+    config = read_json(file, _MAX_BYTES)
     named = config.get("pooling_mode")
     modes = [mode for mode in _MODES if config.get(mode) is True]
     if not modes and isinstance(named, str):
         modes = [_NEW_MODES.get(named, named)]
     how = _MODES.get(modes[0]) if len(modes) == 1 else None
     if how is None:
-        return "last", f"its pooling is {' and '.join(modes) or 'none'}, which inferd does not compute"
-    if how == "mean" and config.get("include_prompt") is False:
-        return "last", "its mean leaves the prompt out, which inferd does not compute"
-    return how, ""
+        named = " and ".join(modes) or ("none" if named is None else shown(named))
+        raise UnsupportedHead(f"its pooling is {named}, which inferd does not compute")
+    if how != "last" and config.get("include_prompt") is False:
+        raise UnsupportedHead(f"its pooling, {how}, leaves the prompt out, which inferd does not compute")
+    return how, _whole(config, "embedding_dimension") or _whole(config, "word_embedding_dimension")
 
 
 def _prompts(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -145,7 +145,7 @@ class _Load:
             READERS[self.source.format.name].check(self.source, self._read())
 
     def _read(self) -> dict[str, Tensor]:
-        return {suffix: _read(tensor) for suffix, tensor in self.tensors.items()}
+        return {suffix: read_tensor(tensor) for suffix, tensor in self.tensors.items()}
 
 
 def _check(weight_map: WeightMap, stored: Mapping[str, TensorInfo]) -> None:
@@ -158,7 +158,7 @@ def _check(weight_map: WeightMap, stored: Mapping[str, TensorInfo]) -> None:
             f"{name} in {stored[name].file} is stored as {dtype}; by config.json it is one of: {', '.join(known)}"
         )
     for tie in weight_map.ties:
-        if tie.tensor in stored and not torch.equal(_read(stored[tie.tensor]), _read(stored[tie.equals])):
+        if tie.tensor in stored and not torch.equal(read_tensor(stored[tie.tensor]), read_tensor(stored[tie.equals])):
             raise CheckpointError(
                 f"config.json ties {tie.tensor} to {tie.equals}, but the checkpoint stores both and they differ"
             )
@@ -167,7 +167,7 @@ def _check(weight_map: WeightMap, stored: Mapping[str, TensorInfo]) -> None:
 def _parts(tensor: TensorInfo) -> Iterator[tuple[int, Tensor]]:
     """(first row, rows) of a tensor. That of a GGUF file is dequantized part by part."""
     if tensor.gguf is None:
-        values = _read(tensor)
+        values = read_tensor(tensor)
         yield 0, values if values.dim() else values[None]
         return
     try:
@@ -201,11 +201,11 @@ def _floats(source: Source, row: int, values: Tensor, dtype: torch.dtype) -> Row
         return Rows(source.parameter, row, values)
     if torch.finfo(values.dtype).max > torch.finfo(dtype).max:
         values = values.to(dtype)  # a large number becomes infinite here
-    _check_finite(source.tensor, values)
+    check_finite(source.tensor, values)
     return Rows(source.parameter, row, values)
 
 
-def _check_finite(name: str, values: Tensor) -> None:
+def check_finite(name: str, values: Tensor) -> None:
     """Raises `CheckpointError` for NaN and infinities.
 
     The sum of the values is not finite if one of them is not. If the sum only overflowed, the extremes are finite.
@@ -228,7 +228,7 @@ def _opened(file: Path) -> Iterator[Any]:
         raise CheckpointError(f"{file} is truncated or no safetensors file: {error}") from error
 
 
-def _read(stored: TensorInfo) -> Tensor:
+def read_tensor(stored: TensorInfo) -> Tensor:
     """The tensor, as a view of the file, which is opened anew each time so that only one tensor is mapped at once. Of a
     tensor in a GGUF file, its bytes."""
     if stored.gguf is not None:

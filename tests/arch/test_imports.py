@@ -83,7 +83,8 @@ RULES: dict[str, tuple[str, ...]] = {
     ),
     "engine.models.meta_tensors": (),
     "engine.models": (
-        "inferd.engine.api.checkpoint", "inferd.engine.api.pinned_files", "inferd.engine.api.weight_cache",
+        "inferd.engine.api.checkpoint", "inferd.engine.api.pinned_files", "inferd.engine.api.sentence_folder",
+        "inferd.engine.api.sentence_heads", "inferd.engine.api.weight_cache",
         "inferd.engine.arch", "inferd.engine.layers", "inferd.engine.quant",
         "inferd.kernels", "torch", "safetensors", "transformers",
     ),

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
+from torch import nn
 
 from inferd.engine.api import held_files, pinned_files
 from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint, Documents
@@ -30,12 +31,15 @@ from inferd.engine.api.pinned_files import (
     read_pinned,
     source_of,
 )
+from inferd.engine.api.sentence_folder import SentenceFolder
 from inferd.engine.api.wire.messages import LoadAdapter
 from inferd.engine.api.wire.params import Adapter
+from inferd.engine.models.pooled_heads import PooledHeads
 from inferd.engine.worker.adapter_loader import AdapterLoader
 from inferd.server.config.settings import Settings
 from inferd.server.endpoints.chunks import fingerprint
 from inferd.server.lifecycle.models import opened_anew, read_models
+from tests.cpu.sentence_modules import write_modules
 
 LARGE_BYTES = 40 * PAGE_BYTES
 
@@ -95,6 +99,22 @@ def test_pinned_files_are_read_after_others_have_their_names(model: Path, tmp_pa
     shutil.rmtree(model)
     assert Checkpoint.read(model) == before
     check_pinned(held.pinned)
+
+
+def test_a_folder_of_sentence_transformers_stays_as_it_was(model: Path) -> None:
+    layer = nn.Sequential(nn.Linear(64, 3), nn.Tanh())
+    write_modules(model, ["cls", layer], prompts={"query": "Find: "})
+    before = SentenceFolder.read(model)
+    assert before is not None and before.heads
+    _, digest = hold(model)
+    write_at(model / "2_Dense" / "model.safetensors", -1 + (model / "2_Dense" / "model.safetensors").stat().st_size)
+    held, changed = hold(model)
+    assert changed != digest
+    shutil.rmtree(model)
+    assert SentenceFolder.read(model) is None
+    read_pinned(held.pinned)
+    assert SentenceFolder.read(model) == before
+    assert PooledHeads.of(model, before, 64, "cpu").num_outputs == 3
 
 
 def test_another_process_reads_them_through_this_one(model: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inferd.engine.api.errors import ModelError
-from inferd.engine.api.sentence_folder import SentenceFolder
+from inferd.engine.api.sentence_folder import SentenceFolder, sentence_files
+from inferd.engine.api.sentence_heads import DenseActivation, DenseHead
 
-NAMES = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize", "Dense": "2_Dense"}
+NAMES = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize", "Dense": "2_Dense", "CNN": "2_CNN"}
 
 
 def folder(path: Path, *kinds: str, pooling: dict[str, Any] | None = None, **files: dict[str, Any]) -> Path:
@@ -73,18 +75,92 @@ def test_minilm_and_e5(tmp_path: Path) -> None:
     )
 
 
-def test_the_newer_form_of_a_pooling(tmp_path: Path) -> None:
-    found = SentenceFolder.read(folder(tmp_path, "Transformer", "Pooling", pooling={"pooling_mode": "lasttoken"}))
-    assert found is not None and found.pooling == "last" and not found.unsupported
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("lasttoken", "lasttoken", "last"),
+        ("mean_tokens", "mean", "mean"),
+        ("cls_token", "cls", "cls"),
+        ("max_tokens", "max", "max"),
+        ("mean_sqrt_len_tokens", "mean_sqrt_len_tokens", "mean_sqrt_len"),
+        ("weightedmean_tokens", "weightedmean", "weightedmean"),
+    ],
+)
+def test_both_forms_of_a_pooling(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    for name, config in (("old", {f"pooling_mode_{old}": True}), ("new", {"pooling_mode": new})):
+        (tmp_path / name).mkdir()
+        found = SentenceFolder.read(folder(tmp_path / name, "Transformer", "Pooling", pooling=config))
+        assert found is not None and found.pooling == expected and not found.unsupported
+
+
+SIZES = {"in_features": 8, "out_features": 4}
+
+
+def dense(path: Path, config: dict[str, Any], weights: str = "model.safetensors") -> SentenceFolder:
+    folder(path, "Transformer", "Pooling", "Dense", pooling={"pooling_mode": "mean", "embedding_dimension": 8})
+    (path / "2_Dense").mkdir()
+    (path / "2_Dense" / "config.json").write_text(json.dumps(SIZES | config))
+    tensors = {"linear.weight": ([4, 8], 128), "linear.bias": ([4], 16)}
+    entries, begin = {}, 0
+    for name, (shape, size) in tensors.items():
+        entries[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, begin + size]}
+        begin += size
+    header = json.dumps(entries).encode()
+    (path / "2_Dense" / weights).write_bytes(len(header).to_bytes(8, "little") + header + bytes(begin))
+    found = SentenceFolder.read(path)
+    assert found is not None
+    return found
+
+
+def test_a_dense_layer(tmp_path: Path) -> None:
+    found = dense(tmp_path, {"module_input_name": "sentence_embedding"})
+    assert found.heads == (DenseHead("2_Dense", 8, 4, True, DenseActivation.TANH),)
+    assert found.num_outputs == 4 and not found.unsupported
+    held = {path.relative_to(tmp_path).as_posix() for path in sentence_files(tmp_path) if path.exists()}
+    assert held == {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "reason"),
+    [
+        ({}, "pytorch_model.bin", "2_Dense has pytorch_model.bin, a pickle"),
+        ({}, "other.safetensors", r"2_Dense has no model\.safetensors"),
+        ({"activation_function": "torch.nn.modules.activation.Mish"}, "model.safetensors", "activation"),
+        ({"activation_function": ["a"]}, "model.safetensors", "activation"),
+        ({"module_input_name": "token_embeddings"}, "model.safetensors", "module_input_name"),
+        ({"use_residual": True}, "model.safetensors", "use_residual"),
+    ],
+)
+def test_dense_layers_that_cannot_be_computed_have_a_reason(
+    tmp_path: Path, config: dict[str, Any], weights: str, reason: str
+) -> None:
+    found = dense(tmp_path, config, weights)
+    assert re.search(reason, found.unsupported) and found.heads == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        ({"in_features": 0}, "in_features must be a whole number"),
+        ({"in_features": 2**40}, "in_features must be a whole number"),
+        ({"out_features": "4"}, "out_features must be a whole number"),
+        ({"bias": False}, "the weights contradict"),
+        ({"out_features": 5}, "the weights contradict"),
+    ],
+)
+def test_wrong_dense_layers_are_refused(tmp_path: Path, config: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ModelError, match=fault):
+        dense(tmp_path, config)
 
 
 @pytest.mark.parametrize(
     ("kinds", "pooling", "reason"),
     [
-        (("Transformer", "Pooling", "Dense"), None, "Dense"),
+        (("Transformer", "Pooling", "CNN"), None, "modules.json has CNN"),
+        (("Transformer", "Dense", "Pooling"), None, "must begin with Transformer and Pooling"),
+        (("Transformer", "Pooling", "Normalize", "Dense"), None, "Normalize must be the last"),
         (("Transformer",), None, "must begin with Transformer and Pooling"),
-        (("Transformer", "Pooling"), {"pooling_mode_cls_token": True}, "cls_token"),
-        (("Transformer", "Pooling"), {"pooling_mode": "weightedmean"}, "weightedmean"),
+        (("Transformer", "Pooling"), {"pooling_mode": ["cls", "max"]}, "'cls', 'max'"),
         (("Transformer", "Pooling"), {"pooling_mode": "new"}, "new"),
         (("Transformer", "Pooling"), {}, "none"),
         (
