@@ -18,6 +18,7 @@ from inferd.engine.api.files import read_regular
 from inferd.engine.api.pinned_files import exists
 from inferd.engine.api.sentence_heads import CONFIG, KINDS, WEIGHTS, Head, UnsupportedHead, read_head
 from inferd.engine.api.wire.params import PoolingKind
+from inferd.engine.arch.encoder_registry import is_encoder
 from inferd.engine.arch.shown import shown
 
 MODULES = "modules.json"
@@ -105,6 +106,13 @@ class SentenceFolder:
 
 PLAIN = SentenceFolder(normalizes=True)
 """A model whose folder says nothing: the last token's state, of length 1, as OpenAI's vectors are."""
+PLAIN_ENCODER = SentenceFolder(pooling="mean", normalizes=True)
+"""An encoder whose folder says nothing: the mean, as sentence-transformers takes it, of length 1."""
+
+
+def sentences_of(path: Path, config: Mapping[str, Any]) -> SentenceFolder:
+    """How the model at `path` embeds; `config`: its config.json. Raises `ModelError` as `SentenceFolder.read` does."""
+    return SentenceFolder.read(path) or (PLAIN_ENCODER if is_encoder(config) else PLAIN)
 
 
 def sentence_files(path: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from inferd.engine.api.wire.params import Pooling, PoolingKind
 from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.models.encoder import Encoder
+from inferd.engine.models.pooled_heads import PooledHeads
 from inferd.engine.sched.plan import NO_RESULT, Admission, RowResult, RowStatus, StepPlan, StepResult, TokenMasks
 from inferd.engine.worker.pooling import finished
 from inferd.engine.worker.text_pooling import pooled
@@ -41,8 +42,9 @@ class EncoderWorker:
     draft_arch = None
     ledger = None
 
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
+    def __init__(self, encoder: Encoder, heads: PooledHeads) -> None:
+        """`heads`: those that turn a pooled state into an embedding."""
+        self._encoder, self._heads = encoder, heads
         self._admitted: dict[int, Admission] = {}
         """Slot -> the request that it holds."""
 
@@ -103,7 +105,7 @@ class EncoderWorker:
             if texts[i].pooling.gives == "token_embeddings":
                 results[i] = _result(own, texts[i].pooling)
         for how in {text.pooling.how for text in texts if text.pooling.gives == "embedding"}:
-            results |= _embedded(texts, pooled(states, lengths, how), how)
+            results |= _embedded(texts, self._heads.apply(pooled(states, lengths, how)), how)
         return results
 
 

@@ -13,13 +13,18 @@ from inferd.engine.api.encoder_model import EncoderFacts
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.numerics import check_numerics
+from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder
 from inferd.engine.api.wire.messages import Ready
 from inferd.engine.api.wire.params import Pooling, SamplingParams
+from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.layers.collectives import ALONE
 from inferd.engine.models.encoder import Encoder
+from inferd.engine.models.pooled_heads import PooledHeads
+from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.sched.plan import Admission, Row, StepPlan
 from inferd.engine.worker.build import load_and_measure, open_device, prepare_kernels, recipe_for
+from inferd.engine.worker.device import Device
 from inferd.engine.worker.encoding import EncoderWorker
 from inferd.engine.worker.kept_weights import KeptWeights
 from inferd.engine.worker.start_phases import PhaseTimer, choices_of, measured_peaks, numerics_of, tally
@@ -52,7 +57,8 @@ def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker
     timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}{how}")
     peaks = measured_peaks(config, device, dtype)
     timer.done("peaks", str(peaks))
-    worker = EncoderWorker(encoder)
+    heads = _heads_of(config, arch, device)
+    worker = EncoderWorker(encoder, heads)
     try:
         worker.launch(_warm_up(config))
     except KernelError as error:
@@ -72,7 +78,7 @@ def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker
         max_model_len=config.max_model_len,
         vocab_size=arch.vocab_size,
         generates=False,
-        hidden_size=arch.hidden_size,
+        hidden_size=heads.num_outputs or arch.hidden_size,
         poolings=POOLINGS,
         gives_token_embeddings=True,
         num_labels=0 if arch.classifier is None else arch.classifier.num_labels,
@@ -90,6 +96,15 @@ def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker
         pid=os.getpid(),
         prefix_caching=False,
     )
+
+
+def _heads_of(config: EngineConfig, arch: EncoderArch, device: Device) -> PooledHeads:
+    """The dense layers behind the pooling. Raises `ModelError`."""
+    path = Path(config.model_path)
+    try:
+        return PooledHeads.of(path, SentenceFolder.read(path) or PLAIN, arch.hidden_size, device.torch_device)
+    except CheckpointError as error:
+        raise ModelError(str(error)) from error
 
 
 def _warm_up(config: EngineConfig) -> StepPlan:

@@ -13,7 +13,7 @@ from inferd.engine.api.errors import ModelError, StartError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.process.written_once import WrittenOnce
-from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder
+from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder, sentences_of
 from inferd.server.errors import messages as errors
 from inferd.server.schema.strict_json import any_json
 from inferd.server.text.control_tokens import Begun, ControlTokens, control_tokens_of
@@ -141,7 +141,7 @@ class ServedModel:
             format=found,
             tokenizer_info=_written({**info, "chat_template": template.source if template else None}),
             generates=draws_tokens(config),
-            embeds=SentenceFolder.read(path) or PLAIN,
+            embeds=sentences_of(path, config),
             fill_in=FillIn.of(tokenizer, vocab_size, tokenizer_config["fim_token_ids"] if is_gguf(path) else {}),
         )
 

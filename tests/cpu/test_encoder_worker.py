@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import AskedConfig
@@ -30,6 +30,7 @@ from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.load import load_any
 from inferd.engine.worker.text_pooling import POOLINGS, pooled
 from tests.cpu.encoder_cases import CASES, VOCAB, EncoderCase, load_transformers
+from tests.cpu.sentence_modules import write_modules
 
 CLOSE = 2e-5
 """Largest difference of a component from float64. Measured: 4e-6."""
@@ -135,6 +136,19 @@ def test_vectors_are_cut_and_scaled_as_asked(bert: Path) -> None:
     )
     torch.testing.assert_close(found["cut"], found["whole"][:16] / found["whole"][:16].norm())
     torch.testing.assert_close(found["unit"], found["whole"] / found["whole"].norm())
+
+
+def test_a_folders_dense_layers_follow_the_pooling(tmp_path: Path) -> None:
+    case_named("bert").save(tmp_path)
+    torch.manual_seed(2)
+    dense = nn.Sequential(nn.Linear(64, 24), nn.Tanh())
+    write_modules(tmp_path, ["mean", dense])
+    served, exact, (ids,) = Served(tmp_path), load_transformers(tmp_path, torch.float64), texts((17,))
+    assert served.ready.hidden_size == 24
+    found = served.vectors({"a": (ids, Pooling("mean", is_normalized=False))})["a"]
+    with torch.inference_mode():
+        theirs = dense.double()(by_formula(states_of(exact, ids), "mean"))
+    assert float((found - theirs).abs().max()) < CLOSE
 
 
 def test_every_token_has_a_vector(bert: Path) -> None:
