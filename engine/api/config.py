@@ -168,6 +168,8 @@ class EngineConfig(_Config, frozen=True, kw_only=True):
     """Number of threads of an engine on a CPU, of all its ranks together."""
     cpus: tuple[int, ...] = ()
     """Cores that the engine is bound to; none: all."""
+    nice: int = 0
+    """Nice value of the engine: above 0, it leaves busy cores to the engines of other models."""
     draft: DraftConfig | None = None
     """The draft model, if `speculative` is "model"."""
 

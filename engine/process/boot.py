@@ -18,16 +18,15 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from inferd.engine.api.errors import CapacityError, shortage
 from inferd.engine.api.process import garbage
 from inferd.engine.models import meta_tensors
+from inferd.engine.process.priority import set_nice_of_session
 
 logger = logging.getLogger("inferd")
 
@@ -37,9 +36,6 @@ _NICE = 10
 """Nice value of the thread that imports a standby's libraries. Beside busy threads it gets a tenth of a core, and does
 1.4 s of work in a quarter of a minute. On Linux each thread has its own value, and the main thread keeps the normal
 one. A process needs a privilege to raise its priority again, so the main thread is never lowered."""
-
-_MAX_TRIES, _TRY_S = 50, 0.1
-"""The kernel takes one such change in 0.1 s, for all users together."""
 
 
 def main() -> int:
@@ -104,12 +100,12 @@ def import_engine(name: str, *, is_urgent: bool) -> ModuleType:
     """Import a module with the libraries of an engine, at low priority if it is not urgent."""
     if is_urgent or sys.platform != "linux":
         return _import(name)
-    _set_nice_of_session(_NICE)
+    set_nice_of_session(_NICE)
     try:
         with ThreadPoolExecutor(1, initializer=_lower_priority) as thread:
             return thread.submit(_import, name).result()
     finally:
-        if not _set_nice_of_session(0):
+        if not set_nice_of_session(0):
             logger.warning("the engine's session keeps nice %d: /proc/self/autogroup took no other value", _NICE)
 
 
@@ -126,24 +122,6 @@ def _import(name: str) -> ModuleType:
 
 def _lower_priority() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
-
-
-def _set_nice_of_session(nice: int) -> bool:
-    """Set the nice value of this session. If the kernel groups by session (sched(7), autogroups), it comes before the
-    thread's own.
-
-    Returns whether the kernel took it, or does not group by session.
-    """
-    for _ in range(_MAX_TRIES):
-        try:
-            Path("/proc/self/autogroup").write_text(str(nice))
-        except BlockingIOError:
-            time.sleep(_TRY_S)
-        except OSError:
-            return True  # it does not group by session
-        else:
-            return True
-    return False
 
 
 if __name__ == "__main__":

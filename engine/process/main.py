@@ -55,6 +55,7 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.core.kv_events import KVEventLog
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.thread import GrammarThread
+from inferd.engine.process.priority import yield_to_others
 from inferd.engine.process.standby import stand_by
 from inferd.engine.process.step_watch import StepWatch
 from inferd.engine.process.tiers import tier_of
@@ -139,6 +140,8 @@ def main(
     configure(launch.log_style)
     if launch.config.cpus:
         os.sched_setaffinity(0, launch.config.cpus)
+    if launch.config.nice and not yield_to_others(launch.config.nice):
+        logger.warning("the kernel took no nice value for this session: the model runs at the priority of the others")
     run_dir = Path(launch.run_dir)
     flight = FlightRecord(launch.flight_fd)
     hold_lock(launch.heartbeat_fd, LOCK_OFFSET)

@@ -32,6 +32,7 @@ from inferd.server.config.models import (
     demands_of,
     machine_shares,
     named,
+    nice_of,
     settings_of_models,
 )
 from inferd.server.config.settings import Settings
@@ -62,10 +63,11 @@ def read_models(settings: Settings) -> tuple[StartupReport, ...]:
         with named(own, each):
             all_read.append(_read(own))
     reports = []
-    demands = demands_of(machine, [read.asked for read in all_read])
+    all_asked = [read.asked for read in all_read]
+    demands = demands_of(machine, all_asked)
     for read, share in zip(all_read, machine_shares(machine, demands), strict=True):
         with named(read.asked.settings, each):
-            reports.append(_report(read, read.asked.settled(share)))
+            reports.append(_report(read, read.asked.settled(share), nice_of(read.asked, all_asked)))
     check_host_memory(machine, [report.config for report in reports])
     return tuple(reports)
 
@@ -98,8 +100,8 @@ def _check_kv_dir(config: EngineConfig) -> None:
         directory.close()
 
 
-def _report(read: _Read, settled: Settled) -> StartupReport:
-    """Says what was decided, and reads the model's texts."""
+def _report(read: _Read, settled: Settled, nice: int) -> StartupReport:
+    """Says what was decided, and reads the model's texts. `nice`: the nice value of its engine."""
     asked, (config, memory, decisions) = read.asked, settled
     settings, facts = asked.settings, asked.facts
     for decision in decisions:
@@ -138,7 +140,7 @@ def _report(read: _Read, settled: Settled) -> StartupReport:
     read.held.pin(read.checkpoint)  # all that the server reads is read by now
     vocabulary = WrittenOnce()
     model = replace(model, digest=read.held.texts_digest, files=read.held.documents, vocabulary=vocabulary)
-    config = msgspec.structs.replace(config, files=read.held.pinned, vocabulary=vocabulary.path)
+    config = msgspec.structs.replace(config, files=read.held.pinned, vocabulary=vocabulary.path, nice=nice)
     held, draft = [read.held], config.draft
     if draft is not None and draft.model_path != config.model_path:
         held.append(_held(Path(draft.model_path), keeps_blocks=draft.keeps_blocks))

@@ -63,8 +63,9 @@ RULES: dict[str, tuple[str, ...]] = {
     ),
     "engine.process.boot": (
         "inferd.engine.process.main", "inferd.engine.api.process.garbage", "inferd.engine.api.errors",
-        "inferd.engine.models.meta_tensors",
+        "inferd.engine.models.meta_tensors", "inferd.engine.process.priority",
     ),
+    "engine.process.priority": (),
     "engine.process.forker": ("inferd.engine.process.boot", "inferd.engine.models.meta_tensors"),
     "engine.process.host_store": ("inferd.engine.api", "inferd.engine.cache", "xxhash"),
     "engine.process.step_watch": ("inferd.engine.api",),

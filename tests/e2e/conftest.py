@@ -109,9 +109,14 @@ class Daemon:
         return found.group()
 
     @property
+    def engine_pids(self) -> list[int]:
+        """The ids of the engine processes."""
+        return [pid for pid, command in children(self.process.pid).items() if is_engine(command)]
+
+    @property
     def engine_pid(self) -> int:
         """The id of the engine process. Raises `StopIteration` if there is none."""
-        return next(pid for pid, command in children(self.process.pid).items() if is_engine(command))
+        return next(iter(self.engine_pids))
 
     def wait_ready(self) -> None:
         """Raises if the daemon is not ready in time. In a fresh checkout it compiles the kernels first, which takes
