@@ -70,6 +70,18 @@ def facts_of(checkpoint: Checkpoint, model_impl: ModelImpl = "native") -> ModelF
     """A model of either kind. Raises `ModelError` as their own constructors do."""
     if not is_encoder(checkpoint.config):
         return ModelFacts.of(checkpoint, model_impl)
-    if model_impl == "transformers":
-        raise ModelError(f"{checkpoint.path} is an encoder, which native code alone serves: give --model-impl auto")
+    _check_impl(checkpoint.path, model_impl)
     return EncoderFacts.of(checkpoint)
+
+
+def config_facts_of(path: Path, config: Mapping[str, Any], model_impl: ModelImpl) -> ModelFacts | EncoderFacts:
+    """A model of either kind, by its config.json alone. Raises `ModelError`."""
+    if not is_encoder(config):
+        return ModelFacts.of_config(path, config, model_impl)
+    _check_impl(path, model_impl)
+    return EncoderFacts.of_config(path, config)
+
+
+def _check_impl(path: Path, model_impl: ModelImpl) -> None:
+    if model_impl == "transformers":
+        raise ModelError(f"{path} is an encoder, which native code alone serves: give --model-impl auto")

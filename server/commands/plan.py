@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict, get_args
+from typing import Any, TypedDict, get_args
 
 from inferd.engine.api.adapter import AUTO_ADAPTERS, AUTO_RANK, adapter_space, check_adapters
 from inferd.engine.api.checkpoint import CONFIG_FILES, EMBEDDED_NAME, Checkpoint, read_config, read_json
 from inferd.engine.api.draft import read_draft
+from inferd.engine.api.encoder_model import EncoderFacts, config_facts_of, facts_of
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.hub import gguf_to_download
@@ -47,6 +48,7 @@ from inferd.engine.api.served import (
 )
 from inferd.engine.api.speculation import check_draft, check_draft_length, check_served, speculative_on
 from inferd.server.commands.plan_directory import DirectoryPlan, plan_directory
+from inferd.server.commands.plan_encoder import EncoderReport, build_encoder
 from inferd.server.commands.plan_report import BLOCKS, Files, PlanReport, PlanRow
 from inferd.server.config.models import Asked, demands_of, machine_shares, named
 from inferd.server.config.settings import Settings
@@ -63,9 +65,25 @@ def build(
     `max_model_len`, or else the model's maximum. `overhead`: percentage of weights and KV, as one number or a range.
     Raises `ModelError` if the model cannot be read, and `ConfigError` for a wrong option.
     """
-    shares = _overhead(overhead)
     found = _read(asked)
-    facts = found.facts
+    assert isinstance(found, _Found), "an encoder has a report of its own"
+    return _build(asked, found, machine, batch, context, overhead)
+
+
+def report_of(
+    asked: Settings, machine: Machine, batch: int, context: int | None, overhead: str
+) -> PlanReport | EncoderReport:
+    """The report of a model of either kind; the parameters and errors are those of `build`."""
+    found = _read(asked)
+    if isinstance(found, _Found):
+        return _build(asked, found, machine, batch, context, overhead)
+    return build_encoder(asked, *found, machine)
+
+
+def _build(
+    asked: Settings, found: _Found, machine: Machine, batch: int, context: int | None, overhead: str
+) -> PlanReport:
+    shares, facts = _overhead(overhead), found.facts
     check_served(facts.arch)
     check_ranks(asked.tensor_parallel_size, facts.arch)
     precision = _precision(asked, facts)
@@ -160,12 +178,15 @@ class _Found:
     """The facts of a GGUF file without its blocks, if `facts` keep them."""
 
 
-def _read(asked: Settings) -> _Found:
+_Encoder = tuple[EncoderFacts, Files | None]
+
+
+def _read(asked: Settings) -> _Found | _Encoder:
     """Read the headers of the weights if they are on disk, otherwise config.json. A Hub model's is downloaded alone. Of
     a GGUF file of the Hub, the header is read."""
     found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
     if found is not None and found.is_file() and not is_gguf(found):
-        return _Found(ModelFacts.of_config(found, read_json(found), asked.model_impl))
+        return _of_config(found, read_json(found), asked)
     repo_id, files = ("", []) if found is not None else gguf_to_download(asked.model, asked.revision)
     if files:
         with without_weights(repo_id, files) as path:
@@ -173,20 +194,27 @@ def _read(asked: Settings) -> _Found:
     path = locate(asked.model, asked.revision, files=CONFIG_FILES)
     is_hub = asked.model != EMBEDDED_NAME and found is None
     if not is_gguf(path) and (is_hub or not any(path.glob("*.safetensors*"))):
-        return _Found(ModelFacts.of_config(path, read_config(path), asked.model_impl))
+        return _of_config(path, read_config(path), asked)
     return _of_headers(path, asked)
 
 
-def _of_headers(path: Path, asked: Settings) -> _Found:
+def _of_config(path: Path, config: Mapping[str, Any], asked: Settings) -> _Found | _Encoder:
+    facts = config_facts_of(path, config, asked.model_impl)
+    return _Found(facts) if isinstance(facts, ModelFacts) else (facts, None)
+
+
+def _of_headers(path: Path, asked: Settings) -> _Found | _Encoder:
     checkpoint = Checkpoint.read(path, keeps_blocks=asked.quantization == "auto")
     by_dtype = Counter[str]()
     for info in checkpoint.tensors.values():
         by_dtype[info.dtype] += info.num_bytes
-    facts = ModelFacts.of(checkpoint, asked.model_impl)
+    facts, files = facts_of(checkpoint, asked.model_impl), Files(checkpoint.num_bytes, dict(by_dtype))
+    if isinstance(facts, EncoderFacts):
+        return facts, files
     dequantized = None
     if checkpoint.keeps_blocks and facts.arch.stored is not None:
         dequantized = ModelFacts.of(replace(checkpoint, keeps_blocks=False))
-    return _Found(facts, Files(checkpoint.num_bytes, dict(by_dtype)), dequantized)
+    return _Found(facts, files, dequantized)
 
 
 def _overhead(text: str) -> tuple[float, float]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import zip_longest
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,39 +18,16 @@ from rich.table import Table
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.machine.cards import Card
 from inferd.engine.api.machine.cpu import Machine
-from inferd.engine.api.memory.activations import PlanLine
 from inferd.engine.api.memory.capacity import of_each_rank
 from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
-from inferd.server.commands.plan import Serving, Share, build, divide
+from inferd.server.commands.plan import Serving, Share, divide, report_of
 from inferd.server.commands.plan_directory import described
+from inferd.server.commands.plan_encoder import EncoderReport, encoder_to_json, show_encoder
+from inferd.server.commands.plan_format import PartsTable, Unit, table_of
 from inferd.server.commands.plan_report import BLOCKS, PlanReport, PlanRow, to_json
 from inferd.server.config.models import Asked, named, settings_of_models
 from inferd.server.config.settings import Settings
-
-_SMALL_BYTES = 10**10
-_ESTIMATES = ("activations", "partial sums", "logits", "recorded steps", "processes", "standby")
-
-
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """The units of all sizes in one table. One unit for all makes them easy to compare."""
-
-    decimal_name: str
-    decimal_bytes: int
-    binary_name: str
-    binary_bytes: int
-    places: int
-
-    @classmethod
-    def of(cls, largest_bytes: int) -> _Unit:
-        if largest_bytes < _SMALL_BYTES:
-            return cls("MB", 10**6, "MiB", 2**20, 1)
-        return cls("GB", 10**9, "GiB", 2**30, 2)
-
-    def sizes(self, num_bytes: int) -> tuple[str, str]:
-        places = self.places
-        return f"{num_bytes / self.decimal_bytes:,.{places}f}", f"{num_bytes / self.binary_bytes:,.{places}f}"
 
 
 def run(
@@ -65,7 +43,7 @@ def run(
     reports, all_asked = [], []
     for own in each:
         with named(own, each):
-            reports.append(build(own, machine, batch, context, overhead))
+            reports.append(report_of(own, machine, batch, context, overhead))
             all_asked.append(Asked.of(own, reports[-1].facts))
     together: dict[str, Share] = {}
     served: list[Serving] = []
@@ -84,18 +62,22 @@ def run(
 
 
 def _print_json(
-    reports: Sequence[PlanReport],
+    reports: Sequence[PlanReport | EncoderReport],
     together: Mapping[str, Share],
     served: Sequence[Serving | dict[str, str]],
     elsewhere: Card | None,
 ) -> None:
     card = None if elsewhere is None else asdict(elsewhere)
-    models = [{**to_json(report), "card": card, "serve": one} for report, one in zip(reports, served, strict=True)]
+    models = [{**_as_json(report), "card": card, "serve": one} for report, one in zip(reports, served, strict=True)]
     print(json.dumps({"models": models, "together": together} if len(models) > 1 else models[0], indent=2))
 
 
+def _as_json(report: PlanReport | EncoderReport) -> dict[str, Any]:
+    return encoder_to_json(report) if isinstance(report, EncoderReport) else to_json(report)
+
+
 def _print_tables(
-    reports: Sequence[PlanReport],
+    reports: Sequence[PlanReport | EncoderReport],
     together: Mapping[str, Share],
     served: Sequence[Serving],
     elsewhere: Card | None,
@@ -103,6 +85,12 @@ def _print_tables(
     """Print the reports, and what the server does unless it refuses: `served` is then empty."""
     console = Console(highlight=False)
     for report, one in zip_longest(reports, served):
+        if isinstance(report, EncoderReport):
+            show_encoder(report, console)
+            if one is not None:
+                total = format_bytes(one["total_bytes"])
+                console.print(f"With these settings inferd serve takes {total}.", markup=False)
+            continue
         show(report, console)
         if elsewhere is not None:
             console.print(_least_time(report, elsewhere), markup=False)
@@ -144,7 +132,7 @@ def _on_host(served: Serving) -> str:
     return f" For KV it takes up to {format_bytes(num_bytes)} of the host's memory beside." if num_bytes else ""
 
 
-def _together(names: Sequence[str], reports: Sequence[PlanReport], served: Sequence[Serving]) -> str:
+def _together(names: Sequence[str], reports: Sequence[PlanReport | EncoderReport], served: Sequence[Serving]) -> str:
     """The memory of each model, and their sum if all are in the memory of the host."""
     lines, sum_bytes = ["Together, with these settings:"], 0
     for name, report, one in zip(names, reports, served, strict=True):
@@ -233,41 +221,28 @@ def _layers(count: int) -> str:
 
 
 def _parts(report: PlanReport) -> Table:
-    plan, work, unit = report.plan, report.work, _Unit.of(report.plan.total_bytes)
+    plan, work, unit = report.plan, report.work, Unit.of(report.plan.total_bytes)
     weights = "" if report.precision.quantization == "none" else f"{report.precision.quantization} weights, "
     kv = f", {report.precision.kv_cache} KV" if report.precision.kv_cache in KV_FORMATS else ""
     ranks = f",{of_each_rank(work)}" if work.num_ranks > 1 else ""
     sequences = f"{_sequences(work.num_seqs)} of {work.max_model_len:,} tokens{ranks}"
-    table = _table(f"{weights}{report.precision.dtype}{kv}, {sequences}")
-    table.add_column("part", no_wrap=True)
-    table.add_column(unit.decimal_name, justify="right", no_wrap=True)
-    table.add_column(unit.binary_name, justify="right", no_wrap=True)
-    table.add_column("bytes = formula")
-
-    def add(name: str, num_bytes: int, note: str = "", style: str = "") -> None:
-        table.add_row(name, *unit.sizes(num_bytes), f"{num_bytes:,} {note}".rstrip(), style=style)
-
-    def add_part(part: PlanLine) -> None:
-        add(part.name, part.num_bytes, f"{'~' if part.name in _ESTIMATES else '='} {part.formula.text}")
-
+    table = table_of(f"{weights}{report.precision.dtype}{kv}, {sequences}")
+    parts = PartsTable(table, unit)
     for part in plan.weights:
-        add_part(part)
-    add("weights", plan.weights_bytes, style="bold")
-    add_part(plan.kv)
-    add("weights + KV", report.held_bytes, style="bold")
+        parts.add_part(part)
+    parts.add("weights", plan.weights_bytes, style="bold")
+    parts.add_part(plan.kv)
+    parts.add("weights + KV", report.held_bytes, style="bold")
     for share, num_bytes in dict(zip(report.overhead, report.overhead_bytes, strict=True)).items():
-        add(f"+ {100 * share:.4g}%", num_bytes, "as a rule of thumb for any server", style="dim")
-    for part in plan.working:
-        add_part(part)
-    add(plan.loading.name, plan.loading.num_bytes, f"= {plan.loading.formula.text}, freed before serving")
-    add("total", plan.total_bytes, "peak, while serving or while loading", style="bold")
+        parts.add(f"+ {100 * share:.4g}%", num_bytes, "as a rule of thumb for any server", style="dim")
+    parts.add_rest(plan)
     return table
 
 
 def _precisions(report: PlanReport) -> Table:
-    unit = _Unit.of(max(row.plan.total_bytes for row in report.rows if row.plan is not None))
+    unit = Unit.of(max(row.plan.total_bytes for row in report.rows if row.plan is not None))
     available = format_bytes(report.machine.memory_available_bytes)
-    table = _table(f"All precisions; {_each(report) or 'this machine'} has {available} available")
+    table = table_of(f"All precisions; {_each(report) or 'this machine'} has {available} available")
     table.add_column("precision", no_wrap=True)
     sized = [f"{name} {unit.decimal_name}" for name in ("weights", "KV", "total")]
     for name in (*sized, f"total {unit.binary_name}"):
@@ -313,7 +288,3 @@ def _machine(report: PlanReport) -> str:
         f"{has} {format_bytes(own_bytes)} of {format_bytes(whole_bytes)} available; {report.verdict}.\n"
         f"{'Deterministic' if is_deterministic else 'Not deterministic'}: {why}."
     )
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))

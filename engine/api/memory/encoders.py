@@ -11,8 +11,7 @@ from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.encoder import EncoderArch
 
 _FP32_BYTES = 4
-_POOLED_TOKENS = 256
-"""Number of tokens whose states are whole numbers at once, while they are summed."""
+_INT64_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +54,11 @@ def _rotary(arch: EncoderArch, load: EncoderLoad) -> Formula:
 
 def _activations(arch: EncoderArch, precision: Precision, load: EncoderLoad) -> Formula:
     """Input, sum and normed states of a layer, beside the larger of attention (q, k and v, turned and attended) and the
-    MLP; and the states that pooling sums."""
+    MLP. Or the last states as pooling sums them: in fp32, in units and as whole numbers."""
     stream = term(3) * term(arch.hidden_size)
     attention = term(6 if arch.ropes else 4) * term(arch.attention_size)
     mlp = term(3 if arch.has_gate else 2) * term(arch.intermediate_size)
     widest = max(attention, mlp, key=lambda formula: formula.value)
-    pooled = term(min(_POOLED_TOKENS, load.most_tokens), "tokens") * term(2) * term(arch.hidden_size) * term(8, "B")
-    return term(load.most_tokens, "tokens") * (stream + widest) * precision.dtype_bytes + pooled
+    layer = (stream + widest) * precision.dtype_bytes
+    pooled = term(arch.hidden_size) * (term(2) * term(_FP32_BYTES, "B") + term(_INT64_BYTES, "B"))
+    return term(load.most_tokens, "tokens") * max(layer, pooled, key=lambda formula: formula.value)
