@@ -183,6 +183,8 @@ class Arch:
     residual_multiplier: float = 1.0
     """Factor of the outputs of attention and MLP, before they are added."""
     logits_divisor: float = 1.0
+    num_labels: int = 0
+    """Number of labels of the classifier, which reads a text's last hidden state; 0 for none."""
     has_output_gate: bool = False
     """Whether each attention head is multiplied by the sigmoid of a gate, whose projection follows that of its q."""
     has_sinks: bool = False

@@ -53,6 +53,12 @@ def head(arch: Arch) -> LinearWeight:
     return LinearWeight("lm_head", Component.HEAD, (Axis.of_rows(arch.num_logits),), (arch.hidden_size,))
 
 
+def classifier(arch: Arch) -> LinearWeight:
+    """The matrix of the logits of labels. It is small, and every rank has it."""
+    rows, inputs = (Axis(arch.num_labels),), (arch.hidden_size,)
+    return LinearWeight("classifier", Component.HEAD, rows, inputs, is_quantizable=False)
+
+
 def attention(arch: Arch, layer: int) -> tuple[LinearWeight, LinearWeight]:
     """qkv and o of a layer with attention."""
     heads, hidden = arch.heads(layer), arch.hidden_size

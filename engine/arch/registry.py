@@ -22,6 +22,7 @@ from inferd.engine.arch.draft_heads import (
     mtp_layer,
     mtp_weights,
 )
+from inferd.engine.arch.encoder_base import num_labels
 from inferd.engine.arch.families import (
     ernie45,
     exaone4,
@@ -130,11 +131,14 @@ def known_architectures() -> tuple[str, ...]:
     return tuple(sorted(_FAMILIES))
 
 
-_BODY = "Model"
+_GENERATING, _CLASSIFYING = "ForCausalLM", "ForSequenceClassification"
+_BODIES = (f"Text{_CLASSIFYING}", _CLASSIFYING, "TextModel", "Model")
+"""Ends of the names of a family's models without the head from which tokens are drawn."""
 
 
 def is_body(config: Mapping[str, Any]) -> bool:
-    """Whether a config names a family's model without its head, as an embedding model is stored: `Qwen3Model`."""
+    """Whether a config names a family's model without the head from which tokens are drawn: an embedding model, such as
+    `Qwen3Model`, or a classifier, such as `Qwen3ForSequenceClassification`."""
     match config.get("architectures"):
         case [str(name)]:
             return name not in _FAMILIES and _generating(name) in _FAMILIES
@@ -142,8 +146,12 @@ def is_body(config: Mapping[str, Any]) -> bool:
 
 
 def _generating(name: str) -> str:
-    """Name of the architecture with a head."""
-    return f"{name.removesuffix(_BODY)}ForCausalLM" if name.endswith(_BODY) else name
+    """Name of the architecture with that head."""
+    for end in _BODIES:
+        known = name.removesuffix(end) + _GENERATING
+        if name.endswith(end) and known in _FAMILIES:
+            return known
+    return name
 
 
 def is_known(config: Mapping[str, Any]) -> bool:
@@ -177,6 +185,8 @@ def describe(config: Mapping[str, Any]) -> Arch:
     arch = family.describe(architecture, fields)
     if family.split_names is not None:
         arch = replace(arch, splits_matrices=fields.boolean("splits_matrices", default=False))
+    if names[0].endswith(_CLASSIFYING):
+        arch = replace(arch, num_labels=num_labels(fields))
     return _as_stored(arch, fields, family)
 
 

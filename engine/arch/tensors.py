@@ -9,6 +9,7 @@ from itertools import accumulate
 from inferd.engine.arch.description import Arch, ArchError, NormKind, QKNorm
 from inferd.engine.arch.matrices import (
     attention,
+    classifier,
     embedding,
     expert,
     expert_scales,
@@ -96,8 +97,8 @@ class TensorNames:
 
 LLAMA_NAMES = TensorNames()
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-"""Names of the embedding and of the matrix of the logits."""
+EMBEDDING, HEAD, CLASSIFIER = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
+"""Names of the embedding, of the matrix of the logits, and of that of a classifier."""
 _BODY = "model."
 """Prefix of every tensor's name but the head's."""
 
@@ -135,6 +136,8 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
             sources.extend(_mlp(mlp(arch, layer), formats, f"{theirs}.{names.mlp}", names))
     if arch.layer_input_size:
         sources.extend(_layer_inputs(arch))
+    if arch.num_labels:
+        sources.append(Source.whole(CLASSIFIER, classifier(arch)))
     ties = (Tie(HEAD, EMBEDDING),) if arch.tie_embeddings else ()
     if not ties:
         form, matrix = None if arch.stored is None else arch.stored.head, head(arch)

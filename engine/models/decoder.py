@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.matrices import head
+from inferd.engine.arch.matrices import classifier, head
 from inferd.engine.arch.recurrent import GatedDelta, Mamba2, ShortConv
 from inferd.engine.arch.sharding import ONE_RANK, Rank
 from inferd.engine.layers.attention import Attention, Context
@@ -178,6 +178,7 @@ class Decoder:
         self._norm = stream_norm(arch, place, "norm")
         head_place = replace(place, parameters={}) if arch.tie_embeddings else place
         self._lm_head = Linear(head(arch), head_place, torch.float32, gather=ranks.gather_at_first)
+        self._classifier = Linear(classifier(arch), place, torch.float32) if arch.num_labels else None
         self._kv_places = kv_places(arch, ranks.own)
         self._state_planes = {layer: plane for plane, layer in enumerate(arch.recurrent_layers)}
         num_positions = max_positions or arch.max_positions
@@ -290,6 +291,11 @@ class Decoder:
             logits = logits.div_(self.arch.logits_divisor)
         cap = self.arch.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def labels(self, hidden: Tensor) -> Tensor:
+        """[R, hidden], each of a text's last token -> [R, labels] fp32: the logits of the classifier."""
+        assert self._classifier is not None, f"{self.arch.architecture} has no classifier"
+        return self._classifier(hidden)
 
     def refuses_rows(self, kv: Tensor, kv_scales: Tensor | None, *, is_exact: bool) -> str | None:
         """Why a row's results depend on the other rows; None if they do not. Our kernels are tested for that."""

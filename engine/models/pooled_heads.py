@@ -64,6 +64,9 @@ class PooledHeads:
         return pooled
 
 
+NO_HEADS = PooledHeads()
+
+
 def _loaded(path: Path, head: Head, device: torch.device | str, choices: Choices) -> Apply:
     tensors: dict[str, Tensor] = {}
     for info in read_header(path / head.folder / WEIGHTS):

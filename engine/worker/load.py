@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -22,11 +23,13 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.numerics import check_numerics
 from inferd.engine.api.pinned_files import check_pinned, read_pinned
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
+from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder
 from inferd.engine.api.wire.messages import Ready
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import PoolingKind, SamplingParams
 from inferd.engine.layers.collectives import ALONE
 from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.pooled_heads import PooledHeads
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.build import (
@@ -197,7 +200,9 @@ def _load_first(config: EngineConfig, timer: PhaseTimer, followers: Followers) -
         f"{format_bytes(kv_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens in "
         f"{config.kv_cache_dtype}{each}",
     )
-    runner = _warmed_up(config, decoder, kv, planned, device, shared, followers, timer, draft, adapters)
+    sentences = SentenceFolder.read(checkpoint.path) or PLAIN
+    heads = PooledHeads.of(checkpoint.path, sentences, arch.hidden_size, device.torch_device, choices)
+    runner = _warmed_up(config, decoder, kv, planned, device, shared, followers, timer, draft, adapters, heads)
     if deterministic:
         refuse_varying(registry.explain())
         warn_of_uncut_keys(config, arch, properties)
@@ -222,7 +227,9 @@ def _load_first(config: EngineConfig, timer: PhaseTimer, followers: Followers) -
         block_size=config.block_size,
         max_model_len=config.max_model_len,
         vocab_size=arch.vocab_size,
-        hidden_size=arch.hidden_size,
+        hidden_size=heads.num_outputs or arch.hidden_size,
+        poolings=get_args(PoolingKind),
+        num_labels=arch.num_labels,
         weights_bytes=max(weights_bytes, *(other.weights_bytes for other in others), 0),
         kv_bytes=max(kv_bytes, *(other.kv_bytes for other in others), 0),
         planned_weights_bytes=planned.weights_bytes,
@@ -262,6 +269,7 @@ def _warmed_up(
     timer: PhaseTimer,
     draft: DraftParts | None,
     adapters: Adapters | None,
+    heads: PooledHeads,
 ) -> Runner:
     """The runner, after warm-up steps of each kind, which the other ranks run too."""
     num_slots, vocab_size = config.max_num_seqs, decoder.arch.vocab_size
@@ -275,7 +283,7 @@ def _warmed_up(
         memory = device.pool_memory
         if memory is not None:
             keep_pools(memory, kv, states, config, decoder.arch)
-        model = LoadedModel(decoder, kv, slots, sampler, device, config.deterministic, states, adapters)
+        model = LoadedModel(decoder, kv, slots, sampler, device, config.deterministic, states, adapters, heads)
         runner = Runner(
             model,
             max_step_tokens=config.max_num_batched_tokens,

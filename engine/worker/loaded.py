@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.pooled_heads import NO_HEADS, PooledHeads
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.device import Device
 from inferd.engine.worker.kv import KVPool
@@ -28,3 +29,5 @@ class LoadedModel:
     """Those of a model with recurrent layers."""
     adapters: Adapters | None = None
     """Those that rows may have."""
+    heads: PooledHeads = NO_HEADS
+    """Those that change pooled vectors."""

@@ -108,7 +108,7 @@ class Runner:
         yield model.slots
         yield self._drawing
         yield PromptLogprobs(model)
-        yield Pooler(model.slots)
+        yield Pooler(model.slots, model.heads, model.decoder.labels)
         if model.adapters is not None:
             yield AdaptedSlots(model.adapters)
         if model.states is not None:

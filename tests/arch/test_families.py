@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from inferd.engine.arch.description import Activation, Arch, ArchError, Experts, GateLimit, NormKind, QKNorm
 from inferd.engine.arch.heads import CacheGroup, Heads
 from inferd.engine.arch.recurrent import GatedDelta, Mamba2, ShortConv
-from inferd.engine.arch.registry import describe, known_architectures
+from inferd.engine.arch.registry import describe, is_body, known_architectures
 from inferd.engine.arch.registry import weights as weights_of
 from inferd.engine.arch.rotary import LinearScaling, Llama3Scaling, ProportionalScaling, QueryGrowth, Rope, YarnScaling
 from inferd.engine.arch.sharding import counts_of, refuses
@@ -969,3 +970,20 @@ def test_what_the_planner_counts_by(name: str) -> None:
 def test_a_field_without_which_nothing_is_known(name: str, field: str) -> None:
     with pytest.raises(ArchError, match=f"config.json lacks {field}"):
         arch_of(name, **{field: ...})
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "num_labels"),
+    [
+        ("Qwen3-30B-A3B", "Qwen3MoeModel", 0),
+        ("Qwen3-30B-A3B", "Qwen3MoeForSequenceClassification", 1),
+        ("gemma-3-1b-it", "Gemma3TextModel", 0),
+        ("gemma-3-1b-it", "Gemma3TextForSequenceClassification", 1),
+    ],
+)
+def test_models_without_the_head_from_which_tokens_are_drawn(name: str, body: str, num_labels: int) -> None:
+    changes = {"architectures": [body], "num_labels": 1}
+    assert is_body({**PUBLISHED[name][0], **changes}) and not is_body(PUBLISHED[name][0])
+    arch = arch_of(name, **changes)
+    assert arch == replace(arch_of(name), num_labels=num_labels)
+    assert ("score.weight" in {source.tensor for source in weights_of(arch).sources}) == bool(num_labels)

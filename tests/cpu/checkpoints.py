@@ -50,11 +50,12 @@ class Case:
     max_positions: int | None = None
     """Number of positions served; None: all of the config's."""
 
-    def save(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write a checkpoint with random weights, norms and biases included, for which every option matters."""
+    def save(self, directory: Path, dtype: torch.dtype = torch.float32, auto: Any = AutoModelForCausalLM) -> None:
+        """Write a checkpoint with random weights, norms and biases included, for which every option matters. `auto`:
+        transformers' class that makes the model."""
         config = self._transformers_config()
         torch.manual_seed(1)
-        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model: Any = auto.from_config(config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 1:
@@ -71,7 +72,8 @@ class Case:
                     buffer.normal_()  # sums with scores are seldom near one another
                 if name.endswith("layer_scalar"):
                     buffer.normal_(1.0, 0.2)
-        model.generation_config.eos_token_id = None
+        if model.can_generate():
+            model.generation_config.eos_token_id = None
         model.to(dtype).save_pretrained(directory, max_shard_size=self.max_shard_size)
 
     def _mean(self, name: str) -> float:
@@ -97,10 +99,10 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def load_transformers(directory: Path, dtype: torch.dtype) -> Any:
-    """The checkpoint in transformers' own model. It is loaded and not cast, because a cast would round its rotary
-    frequencies."""
-    model: Any = AutoModelForCausalLM.from_pretrained(
+def load_transformers(directory: Path, dtype: torch.dtype, auto: Any = AutoModelForCausalLM) -> Any:
+    """The checkpoint in transformers' own model, made by `auto`. It is loaded and not cast, because a cast would round
+    its rotary frequencies."""
+    model: Any = auto.from_pretrained(
         directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
     )
     return model.eval()

@@ -3,19 +3,22 @@ and preemption."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from inferd.engine.api.sentence_folder import SentenceFolder
 from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import Pooling, PoolingKind, SamplingParams
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.pooled_heads import NO_HEADS, PooledHeads
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, TableUpdate
 from inferd.engine.worker import pooling as worker_pooling
@@ -29,10 +32,11 @@ from inferd.engine.worker.step import Step
 from tests.cpu.capturing import CapturingDevice
 from tests.cpu.cases import CASES
 from tests.cpu.checkpoints import Case, load_decoder, load_transformers, random_decoder
+from tests.cpu.sentence_modules import write_modules
 from tests.cpu.test_engine import Engine, neighbours, prompt, request, save
 from tests.cpu.test_no_waiting import nothing_is_read
 
-KINDS: tuple[PoolingKind, ...] = ("last", "mean")
+KINDS: tuple[PoolingKind, ...] = get_args(PoolingKind)
 RATIO = {torch.float32: 1.5, torch.bfloat16: 1.7}
 """Our error may be so many times that of transformers' own run in the dtype. Few numbers make a noisy ratio, and in
 bfloat16 a router may choose another expert of two that are nearly alike."""
@@ -41,12 +45,13 @@ LENGTHS = (17, 18, 31, 100)
 MAX_LEN, BLOCK, NUM_SLOTS = 128, 16, 4
 
 
-def runner_of(decoder: Decoder, device: CpuDevice | None = None) -> Runner:
+def runner_of(decoder: Decoder, device: CpuDevice | None = None, heads: PooledHeads = NO_HEADS) -> Runner:
     device = device or CpuDevice(1)
     num_groups = len(decoder.arch.cache_groups)
     kv = KVPool.allocate(decoder.arch, NUM_SLOTS * num_groups * MAX_LEN // BLOCK, BLOCK, decoder.dtype, device)
     slots = Slots(NUM_SLOTS, MAX_LEN, BLOCK, device, num_groups)
-    return Runner(LoadedModel(decoder, kv, slots, Sampler(NUM_SLOTS, decoder.arch.vocab_size, "cpu"), device))
+    sampler = Sampler(NUM_SLOTS, decoder.arch.vocab_size, "cpu")
+    return Runner(LoadedModel(decoder, kv, slots, sampler, device, heads=heads))
 
 
 def admission(slot: int, ids: Sequence[int], params: SamplingParams) -> Admission:
@@ -82,8 +87,21 @@ def numbers(embedding: bytes) -> Tensor:
 def theirs(model: Any, ids: Sequence[int], how: PoolingKind) -> Tensor:
     """transformers' states, pooled and normalised in fp64."""
     states = model.model(torch.tensor([ids])).last_hidden_state[0].to(torch.float64)
-    vector = states[-1] if how == "last" else states.mean(dim=0)
+    vector = of_states(states, how)
     return vector / vector.norm()
+
+
+def of_states(states: Tensor, how: PoolingKind) -> Tensor:
+    """[N, hidden] -> [hidden]."""
+    match how:
+        case "last" | "cls":
+            return states[-1 if how == "last" else 0]
+        case "max":
+            return states.amax(dim=0)
+        case "weightedmean":
+            weights = torch.arange(1, 1 + states.shape[0], dtype=states.dtype)
+            return weights @ states / weights.sum()
+    return states.sum(dim=0) / states.shape[0] ** (0.5 if how == "mean_sqrt_len" else 1.0)
 
 
 def error(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
@@ -107,7 +125,7 @@ def test_vectors_are_as_near_to_fp64_as_transformers_own(
     allowed = RATIO[dtype] * error(exact, [theirs(same_model, ids, how) for ids in inputs])
     assert error(exact, ours) < allowed
     # One token less, or half of them in a mean, gives an error far above it.
-    wrong = [ids[: len(ids) // 2] if how == "mean" else ids[:-1] for ids in inputs]
+    wrong = [ids[1:] if how == "cls" else ids[:-1] if how == "last" else ids[: len(ids) // 2] for ids in inputs]
     assert error([theirs(exact_model, ids, how) for ids in wrong], ours) > 2 * allowed
 
 
@@ -159,7 +177,7 @@ def test_the_same_bits_whatever_runs_beside_it(engine: Engine, how: PoolingKind)
     alone = vectors(engine.core(), submit)["x"]
     assert len(alone) == 4 * 64
 
-    crowd = neighbours(15) + [asks(f"e{i}", prompt(300 + i, 1 + 11 * i), KINDS[i % 2]) for i in range(12)]
+    crowd = neighbours(15) + [asks(f"e{i}", prompt(300 + i, 1 + 11 * i), KINDS[i % len(KINDS)]) for i in range(12)]
     assert vectors(engine.core(), *crowd[:17], submit, *crowd[17:])["x"] == alone, "in company"
     assert vectors(engine.core(depth=0), submit)["x"] == alone, "without overlap"
     for budget in (1, 7, 16, 33):
@@ -175,7 +193,8 @@ def test_the_same_bits_whatever_runs_beside_it(engine: Engine, how: PoolingKind)
     assert vectors(tight, *rivals, submit, asks("y", prompt(1, 75), how)) == {"x": alone, "y": alone}
     assert tight.stats().num_preemptions > 0
 
-    assert vectors(engine.core(), asks("x", prompt(1, 74), how))["x"] != alone, "the comparison sees one token"
+    wrong = prompt(1, 75)[1 if how == "cls" else 0 : None if how == "cls" else 60]
+    assert vectors(engine.core(), asks("x", wrong, how))["x"] != alone, "the comparison sees other tokens"
 
 
 def test_a_mean_of_one_token_is_its_state(engine: Engine) -> None:
@@ -250,10 +269,10 @@ def test_a_row_of_one_token_that_pools_is_not_lost_beside_decodes(how: PoolingKi
 # -- the sum -----------------------------------------------------------------------------------------------------------
 
 
-def mean_of(states: Tensor, chunks: Sequence[int]) -> Tensor:
-    """Mean by a `Pooler` of its own."""
+def mean_of(states: Tensor, chunks: Sequence[int], how: PoolingKind = "mean") -> Tensor:
+    """Vector that a `Pooler` of its own makes of the states."""
     slots = Slots(1, 4096, BLOCK, CpuDevice(1))
-    params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling("mean", is_normalized=False))
+    params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling(how, is_normalized=False))
     slots.fill(admission(0, [0] * states.shape[0], params))
     pooler, start = Pooler(slots), 0
     for count in chunks:
@@ -264,34 +283,63 @@ def mean_of(states: Tensor, chunks: Sequence[int]) -> Tensor:
     return report.tensors[0][0]
 
 
+@pytest.mark.parametrize("how", ["mean", "weightedmean"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_mean_is_the_exact_one_to_half_a_unit(dtype: torch.dtype) -> None:
+def test_a_mean_is_the_exact_one_to_half_a_unit(dtype: torch.dtype, how: PoolingKind) -> None:
     states = (torch.randn(3_000, 5) * torch.tensor([1e-3, 1.0, 30.0, 1e4, 0.0])).to(dtype)
-    found = mean_of(states, [3_000])
+    found = mean_of(states, [3_000], how)
+    weights = [Fraction(i if how == "weightedmean" else 1) for i in range(1, 3_001)]
     for column in range(5):
-        exact = sum(map(Fraction, states[:, column].tolist()), Fraction(0)) / 3_000
+        numbers_of = map(Fraction, states[:, column].tolist())
+        exact = sum(map(operator.mul, weights, numbers_of), Fraction(0)) / sum(weights)
         bound = Fraction(1, 2**27) + abs(exact) / 2**24
         assert abs(Fraction(float(found[column])) - exact) <= bound
 
 
-def test_chunks_do_not_change_a_mean_and_would_change_one_of_fp32() -> None:
+@pytest.mark.parametrize("how", KINDS)
+def test_chunks_do_not_change_a_vector_and_would_change_a_mean_of_fp32(how: PoolingKind) -> None:
     states = torch.randn(1_000, 64) * 3.0
-    whole = mean_of(states, [1_000])
+    whole = mean_of(states, [1_000], how)
+    assert float((whole - of_states(states.double(), how)).abs().max()) < 1e-5
     ways = [[1] * 1_000, [999, 1], [7] * 142 + [6], [256, 512, 232]]
-    assert all(torch.equal(mean_of(states, chunks), whole) for chunks in ways)
+    assert all(torch.equal(mean_of(states, chunks, how), whole) for chunks in ways)
     in_fp32 = [sum(part.sum(dim=0) for part in states.split(chunks)) for chunks in ways]
     assert not all(torch.equal(found, in_fp32[0]) for found in in_fp32)
 
 
+@pytest.mark.parametrize("how", ["mean", "mean_sqrt_len", "weightedmean"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 2.0**16 * 1.01])
-def test_what_cannot_be_counted_is_told_however_far_back(bad: float) -> None:
+def test_what_cannot_be_counted_is_told_however_far_back(bad: float, how: PoolingKind) -> None:
     states = torch.randn(600, 4)
     states[2, 1] = bad
-    assert bool(mean_of(states, [100, 500]).isnan().all())
+    assert bool(mean_of(states, [100, 500], how).isnan().all())
     states[2, 1] = -(2.0**16)
-    assert bool(mean_of(states, [100, 500]).isfinite().all())
+    assert bool(mean_of(states, [100, 500], how).isfinite().all())
 
 
 def test_the_largest_sum_fits() -> None:
-    per_token = int(worker_pooling._LARGEST * worker_pooling._UNITS)
-    assert 2**20 * per_token < 2**63
+    per_token, most = int(worker_pooling._LARGEST * worker_pooling._UNITS), 2**20
+    assert most * per_token < 2**63
+    high = most * per_token >> worker_pooling._LOW_BITS
+    assert most * high < 2**63 and most * 2**worker_pooling._LOW_BITS < 2**63
+
+
+# -- behind the pooling ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("how", "theirs"), [("last", "lasttoken"), ("mean", "mean")])
+def test_heads_change_the_pooled_vector_before_it_is_scaled(how: PoolingKind, theirs: str, tmp_path: Path) -> None:
+    layer = nn.Sequential(nn.Linear(64, 24), nn.Tanh())
+    write_modules(tmp_path, [theirs, layer])
+    sentences = SentenceFolder.read(tmp_path)
+    assert sentences is not None and not sentences.unsupported
+    decoder = random_decoder(CASES[0], torch.float32)
+    plain, headed = runner_of(decoder), runner_of(decoder, heads=PooledHeads.of(tmp_path, sentences, 64, "cpu"))
+    ids = torch.randint(0, 211, (37,)).tolist()
+    before = numbers(pooled(plain, ids, Pooling(how, is_normalized=False)).embedding)
+    with torch.inference_mode():
+        exact = layer.double()(before)
+    for count in (0, 7):
+        asked = Pooling(how, count, is_normalized=True)
+        ours, expected = numbers(pooled(headed, ids, asked, (20, 17)).embedding), exact[: count or None]
+        assert float((ours - expected / expected.norm()).abs().max()) < 1e-6
