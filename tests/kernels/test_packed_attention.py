@@ -38,6 +38,7 @@ def dense(
     q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, window: int | None, bias: Tensor | None
 ) -> Tensor:
     """[T, H, D] fp64."""
+    k, v = (torch.stack([one[:, head * k.shape[1] // q.shape[1]] for head in range(q.shape[1])], 1) for one in (k, v))
     parts = []
     for own in zip(*(torch.split(one.double(), list(lengths)) for one in (q, k, v)), strict=True):
         scores = torch.einsum("qhd,khd->hqk", own[0], own[1]) * scale
@@ -69,6 +70,30 @@ def test_agrees_with_dense_attention(
     found = packed_attention(*qkv, starts_of(LENGTHS), scale, window, bias)
     assert found.dtype == dtype and found.is_contiguous()
     assert error(found, dense(*qkv, LENGTHS, scale, window, bias)) < TOLERANCE[dtype]
+
+
+def grouped_qkv(num_tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Sequence[Tensor]:
+    """q by itself, and k and v side by side, as a pool of blocks of one token has them."""
+    _, k, v = random_qkv(num_tokens, kv_heads, head_dim, dtype)
+    return random_qkv(num_tokens, heads, head_dim, dtype)[0], k, v
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 1), (6, 2), (6, 3)])
+@pytest.mark.parametrize("window", [None, 20])
+def test_heads_of_q_share_those_of_k_and_v(dtype: torch.dtype, heads: int, kv_heads: int, window: int | None) -> None:
+    """Lengths of one tile, whose keys the heads of an item share, and of several."""
+    lengths = (5, 300, 256, 31, 600)
+    q, k, v = grouped_qkv(sum(lengths), heads, kv_heads, 32, dtype)
+    found = packed_attention(q, k, v, starts_of(lengths), 0.2, window)
+    assert error(found, dense(q, k, v, lengths, 0.2, window, None)) < TOLERANCE[dtype]
+    wrong = dense(q, k.flip(1) if kv_heads > 1 else k.flip(0), v, lengths, 0.2, window, None)
+    assert error(found, wrong) > 4 * TOLERANCE[dtype]
+    wide = [one.repeat_interleave(heads // kv_heads, dim=1) for one in (k, v)]
+    assert torch.equal(packed_attention(q, *wide, starts_of(lengths), 0.2, window), found)
+    start, end = 5, 305
+    alone = packed_attention(*(one[start:end] for one in (q, k, v)), starts_of([300]), 0.2, window)
+    assert torch.equal(alone, found[start:end])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -35,8 +35,6 @@ def cpp(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float, window: int | None, bias: Tensor | None
 ) -> Tensor:
     q, k, v = (one if one.stride()[1:] == (one.shape[2], 1) else one.contiguous() for one in (q, k, v))
-    if q.stride(0) != k.stride(0):
-        q, k = q.contiguous(), k.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)
     native.function("inferd_packed_attention")(
         q.data_ptr(),
@@ -47,8 +45,10 @@ def cpp(
         0 if bias is None else bias.data_ptr(),
         len(starts) - 1,
         q.shape[1],
+        k.shape[1],
         q.shape[2],
         q.stride(0),
+        k.stride(0),
         v.stride(0),
         0 if bias is None else bias.shape[1] // 2,
         window or 0,
@@ -64,6 +64,7 @@ def reference(
 ) -> Tensor:
     """Sequence by sequence in fp32: shapes of products, and so the order of their sums, are those of one sequence."""
     out, bounds = torch.empty(q.shape, dtype=q.dtype, device=q.device), starts.tolist()
+    k, v = (one.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for one in (k, v))
     for start, end in pairwise(bounds):
         wide = [one[start:end].to(torch.float32).transpose(0, 1).contiguous() for one in (q, k, v)]
         scores = (wide[0] @ wide[1].transpose(1, 2)).mul_(scale)
@@ -104,14 +105,16 @@ def packed_attention(
 ) -> Tensor:
     """Attend each query to the keys of its own sequence: [T, H, D] in q's dtype, contiguous.
 
-    q, k, v [T, H, D] of one dtype, whose tokens may lie apart, as in [T, 3, H, D]. starts [sequences + 1] int32: a
+    q [T, H, D] and k, v [T, G, D] of one dtype, whose tokens may lie apart, as in [T, 3, H, D]. H / G consecutive heads
+    of q read one head of k and v. starts [sequences + 1] int32: a
     sequence's first token, and at the end T. A sequence may be empty. `scale` is above 0. With a `window` w >= 1 a
     query sees the keys that are at most w tokens away.
 
     `bias` [H, 2 r + 1] fp32, contiguous: each head's number to be added to scaled scores, by the distance from query to
     key from -r to r. Distances beyond have the bias of the nearest of those.
     """
-    assert q.shape == k.shape == v.shape and q.dtype == k.dtype == v.dtype
+    assert q.shape[::2] == k.shape[::2] and k.shape == v.shape and q.dtype == k.dtype == v.dtype
+    assert q.shape[1] % k.shape[1] == 0
     assert starts.dtype == torch.int32 and starts.is_contiguous() and scale > 0
     assert window is None or window >= 1
     if bias is not None:

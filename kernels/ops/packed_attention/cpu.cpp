@@ -39,9 +39,9 @@ struct Problem {
     char* out;
     const int32_t* starts;  // [sequences + 1]
     const float* bias;      // [heads, 2 * reach + 1] or null
-    int64_t num_sequences, num_heads, head_dim;
-    int64_t stride, v_stride;  // elements from token to token of q and k, and of v
-    int64_t reach, window;     // window 0: none
+    int64_t num_sequences, num_heads, share, head_dim;  // `share` heads of q read one head of k and v
+    int64_t q_stride, k_stride, v_stride;               // elements from token to token
+    int64_t reach, window;                              // window 0: none
     float scale;
 };
 
@@ -85,11 +85,14 @@ class Attention {
         begin_ = p_.starts[item.sequence];
         length_ = p_.starts[item.sequence + 1] - begin_;
         const auto [from, to] = seen(0, item.num_queries);
+        int64_t packed = -1;  // head of k and v whose only tile is packed
         for (head_ = item.first_head; head_ < item.first_head + item.num_heads; head_++) {
+            kv_head_ = head_ / p_.share;
             gather_queries();
             if (p_.bias) stretch_bias();
             for (tile_ = from / KEYS * KEYS; tile_ < to; tile_ += KEYS) {
-                pack(std::max(from, tile_), std::min<int64_t>(to, tile_ + KEYS));
+                if (packed != kv_head_) pack(std::max(from, tile_), std::min<int64_t>(to, tile_ + KEYS));
+                if (to - from / KEYS * KEYS <= KEYS) packed = kv_head_;
                 for (int first = 0; first < item.num_queries; first += ROWS)
                     attend(first, std::min(ROWS, item.num_queries - first), tile_ == from / KEYS * KEYS);
             }
@@ -102,7 +105,7 @@ class Attention {
     Scratch& s_;
     const int64_t num_lanes_, width_;  // of a head; the latter in whole vectors of elements
     Item item_;
-    int64_t begin_, length_, head_, tile_;  // the sequence's first token, its tokens; the tile's first key
+    int64_t begin_, length_, head_, kv_head_, tile_;  // the sequence's first token, its tokens; the tile's first key
 
     // The keys that any of the queries first .. first + num of the item sees.
     std::pair<int64_t, int64_t> seen(int first, int num) const {
@@ -111,10 +114,10 @@ class Attention {
         return {std::max<int64_t>(0, query - p_.window), std::min(length_, query + num + p_.window)};
     }
 
-    const T* row_of(const char* data, int64_t token, int64_t stride) const {
-        return reinterpret_cast<const T*>(data) + (begin_ + token) * stride + head_ * p_.head_dim;
+    const T* row_of(const char* data, int64_t token, int64_t stride, int64_t head) const {
+        return reinterpret_cast<const T*>(data) + (begin_ + token) * stride + head * p_.head_dim;
     }
-    const T* values_of(int64_t token) const { return row_of(p_.v, token, p_.v_stride); }
+    const T* values_of(int64_t token) const { return row_of(p_.v, token, p_.v_stride, kv_head_); }
 
     float* scores(int row) const { return &s_.scores[row * KEYS]; }
     T* weights(int row) const {
@@ -125,7 +128,7 @@ class Attention {
 
     void gather_queries() const {
         for (int row = 0; row < item_.num_queries; row++) {
-            const T* from = row_of(p_.q, item_.first_query + row, p_.stride);
+            const T* from = row_of(p_.q, item_.first_query + row, p_.q_stride, head_);
             std::memcpy(&s_.query[row * num_lanes_], from, p_.head_dim * sizeof(T));
         }
     }
@@ -155,7 +158,7 @@ class Attention {
     // Lane by lane of sixteen keys, of which there are `num`.
     void turn(int64_t key, int num, int32_t* place) const {
         const T* rows[LANES];
-        for (int i = 0; i < num; i++) rows[i] = row_of(p_.k, key + i, p_.stride);
+        for (int i = 0; i < num; i++) rows[i] = row_of(p_.k, key + i, p_.k_stride, kv_head_);
         for (int64_t lane = 0; lane < num_lanes_; lane += LANES) {
             const int64_t left = std::min<int64_t>(LANES, num_lanes_ - lane);
             vi block[LANES];
@@ -424,15 +427,15 @@ void attend_all(const Problem& p, int64_t num_threads) {
 
 }  // namespace
 
-// q, k, v [T, H, D] with `stride` elements from token to token, of v `v_stride`; out [T, H, D], contiguous; starts
+// q, out [T, H, D]; k, v [T, G, D]; with strides in elements from token to token, out contiguous; starts
 // [sequences + 1]; bias [H, 2 * reach + 1] or null; window 0: none. dtype 0: fp32, 1: bfloat16.
 static void packed_attention(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
-                             const float* bias, int64_t num_sequences, int64_t num_heads, int64_t head_dim,
-                             int64_t stride, int64_t v_stride, int64_t reach, int64_t window, float scale,
-                             int64_t dtype, int64_t num_threads) {
+                             const float* bias, int64_t num_sequences, int64_t num_heads, int64_t num_kv_heads,
+                             int64_t head_dim, int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t reach,
+                             int64_t window, float scale, int64_t dtype, int64_t num_threads) {
     const Problem p{static_cast<const char*>(q), static_cast<const char*>(k), static_cast<const char*>(v),
-                    static_cast<char*>(out), starts, bias, num_sequences, num_heads, head_dim, stride, v_stride, reach,
-                    window, scale};
+                    static_cast<char*>(out), starts, bias, num_sequences, num_heads, num_heads / num_kv_heads, head_dim,
+                    q_stride, k_stride, v_stride, reach, window, scale};
     if (dtype == 0) attend_all<float>(p, num_threads);
     else attend_all<bf16>(p, num_threads);
 }
