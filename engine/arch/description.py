@@ -184,7 +184,12 @@ class Arch:
     """Factor of the outputs of attention and MLP, before they are added."""
     logits_divisor: float = 1.0
     num_labels: int = 0
-    """Number of labels of the classifier, which reads a text's last hidden state; 0 for none."""
+    """Number of labels of the classifier, which reads one hidden state of a text; 0 for none."""
+    labels_mean: bool = False
+    """Whether that is the mean of all hidden states, and not the last one."""
+    is_bidirectional: bool = False
+    """Whether a token sees those behind it too, as in an encoder, so that it keeps no K and V, and draws no tokens. A
+    window then counts the positions on each side."""
     has_output_gate: bool = False
     """Whether each attention head is multiplied by the sigmoid of a gate, whose projection follows that of its q."""
     has_sinks: bool = False
@@ -209,6 +214,8 @@ class Arch:
         assert len(self.ropes) == len(self.windows) == self.num_layers
         assert (self.recurrent is None) == (not self.recurrent_layers) and self.attention_layers
         assert self.residual_multiplier == 1.0 or not self.has_post_norms, "a factor or a norm before the add, not both"
+
+        assert not self.is_bidirectional or (self.attention_softcap is None and not self.has_sinks)
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer in self.experts.layers

@@ -132,16 +132,24 @@ def known_architectures() -> tuple[str, ...]:
 
 
 _GENERATING, _CLASSIFYING = "ForCausalLM", "ForSequenceClassification"
-_BODIES = (f"Text{_CLASSIFYING}", _CLASSIFYING, "TextModel", "Model")
+_BIDIRECTIONAL = "Bidirectional"
+_BODIES = (
+    f"{_BIDIRECTIONAL}{_CLASSIFYING}", f"{_BIDIRECTIONAL}Model", f"Text{_CLASSIFYING}", _CLASSIFYING, "TextModel",
+    "Model",
+)  # fmt: skip
 """Ends of the names of a family's models without the head from which tokens are drawn."""
+_ENCODERS = dict.fromkeys(("EuroBertModel", "EuroBertForMaskedLM"), "LlamaForCausalLM")
+"""Encoders, and the decoders that they are but for their attention."""
+_LABELS_OF = {"avg": True, "last": False}
+"""Value of `pooling` of a classifier whose tokens see those behind them -> whether it reads the mean."""
 
 
 def is_body(config: Mapping[str, Any]) -> bool:
-    """Whether a config names a family's model without the head from which tokens are drawn: an embedding model, such as
-    `Qwen3Model`, or a classifier, such as `Qwen3ForSequenceClassification`."""
+    """Whether a config is that of a family's model without the head from which tokens are drawn: an embedding model,
+    such as `Qwen3Model`, a classifier, such as `Qwen3ForSequenceClassification`, or an encoder."""
     match config.get("architectures"):
-        case [str(name)]:
-            return name not in _FAMILIES and _generating(name) in _FAMILIES
+        case [str(name)] if _generating(name) in _FAMILIES:
+            return name not in _FAMILIES or sees_behind(config)
     return False
 
 
@@ -151,7 +159,17 @@ def _generating(name: str) -> str:
         known = name.removesuffix(end) + _GENERATING
         if name.endswith(end) and known in _FAMILIES:
             return known
-    return name
+    return _ENCODERS.get(name, name)
+
+
+def sees_behind(config: Mapping[str, Any]) -> bool:
+    """Whether a config is that of a decoder whose tokens see those behind them too, so that it serves as an encoder."""
+    match config.get("architectures"):
+        case [str(name)] if _generating(name) in _FAMILIES:
+            is_named = name.removesuffix(_CLASSIFYING).removesuffix("Model").endswith(_BIDIRECTIONAL)
+            flags = config.get("is_causal") is False, config.get("use_bidirectional_attention") is True
+            return is_named or name in _ENCODERS or any(flags)
+    return False
 
 
 def is_known(config: Mapping[str, Any]) -> bool:
@@ -185,9 +203,27 @@ def describe(config: Mapping[str, Any]) -> Arch:
     arch = family.describe(architecture, fields)
     if family.split_names is not None:
         arch = replace(arch, splits_matrices=fields.boolean("splits_matrices", default=False))
+    if sees_behind(config):
+        arch = _as_encoder(arch, fields)
     if names[0].endswith(_CLASSIFYING):
         arch = replace(arch, num_labels=num_labels(fields))
     return _as_stored(arch, fields, family)
+
+
+def _as_encoder(arch: Arch, fields: Fields) -> Arch:
+    """The same decoder with tokens that see those behind them. Raises `ArchError` for parts that this kind of attention
+    does not have."""
+    for has_part, part in (
+        (arch.recurrent is not None, "recurrent layers"),
+        (arch.has_sinks, "attention sinks"),
+        (arch.attention_softcap is not None, "a soft cap of attention"),
+    ):
+        if has_part:
+            raise ArchError(f"{arch.architecture}: tokens that see those behind them are not supported with {part}")
+    labels_mean = fields.choice("pooling", _LABELS_OF, default="last")
+    if fields.positive("temperature", 1.0) != 1.0:
+        raise fields.refuse("temperature", "must be 1: other temperatures of logits are not supported")
+    return replace(arch, is_bidirectional=True, tie_embeddings=False, labels_mean=labels_mean)
 
 
 def describe_modelled(modelled: Modelled) -> Arch:
@@ -220,7 +256,8 @@ def _as_stored(arch: Arch, fields: Fields, family: Family) -> Arch:
     names = family.names_of(arch.splits_matrices)
     sources = weight_map(arch, names).sources if fields.has("quantization_config") else ()
     modules = [source.tensor.removesuffix(".weight") for source in sources if source.may_be_quantized]
-    stored = read_quantization(fields, modules, has_own_head=not arch.tie_embeddings)
+    has_own_head = not arch.tie_embeddings and not arch.is_bidirectional
+    stored = read_quantization(fields, modules, has_own_head=has_own_head)
     if stored is None:
         return arch
     arch = replace(arch, stored=stored)

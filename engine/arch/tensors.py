@@ -139,7 +139,7 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
     if arch.num_labels:
         sources.append(Source.whole(CLASSIFIER, classifier(arch)))
     ties = (Tie(HEAD, EMBEDDING),) if arch.tie_embeddings else ()
-    if not ties:
+    if not ties and not arch.is_bidirectional:
         form, matrix = None if arch.stored is None else arch.stored.head, head(arch)
         sources.extend(_matrix([("lm_head", form, matrix.num_rows)], matrix))
     return WeightMap(
@@ -159,10 +159,12 @@ def _embedding(arch: Arch) -> Iterable[AnySource]:
 
 
 def _unread(arch: Arch) -> tuple[str, ...]:
-    """Layers that read the K and V of others may be stored with projections and norms of their own."""
+    """Layers that read the K and V of others may be stored with projections and norms of their own, and a model that
+    draws no tokens with a head."""
     layers = [layer for layer in arch.attention_layers if layer not in arch.kv_layers]
     names = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
-    return tuple(f"model.layers.{layer}.self_attn.{name}" for layer in layers for name in names)
+    head = ("lm_head.",) if arch.is_bidirectional else ()
+    return *(f"model.layers.{layer}.self_attn.{name}" for layer in layers for name in names), *head
 
 
 def modelled_weights(modelled: Modelled) -> WeightMap:

@@ -19,8 +19,10 @@ from inferd.engine.layers import smoothing
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import RMSNorm, rms_norm_of
+from inferd.engine.layers.packed_batch import PackedBatch
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.ops.head_gate import sigmoid_gate
+from inferd.kernels.ops.packed_attention import packed_attention
 from inferd.kernels.ops.paged_attention import AttentionBatch, paged_attention
 from inferd.kernels.ops.rope import rope_and_cache
 
@@ -29,7 +31,9 @@ from inferd.kernels.ops.rope import rope_and_cache
 class Context:
     """Inputs of one layer's attention in one step, besides hidden states."""
 
-    batch: AttentionBatch
+    batch: AttentionBatch | PackedBatch
+    """Packed sequences, of which each token sees all of its own, need no earlier KV: the pool has a block for each of
+    their tokens."""
     cos_sin: Tensor
     """[P, rotary_dim]"""
     query_cos_sin: Tensor | None
@@ -115,9 +119,13 @@ class Attention:
         if heads.kv_layer is not None:
             k = v = q[:, :0]
         q = self._rotate(q, k, v, context)
-        attended = paged_attention(
-            q, kv, batch, arch.attention_scale, self._window, arch.attention_softcap, kv_scales, self._sinks
-        )
+        if isinstance(batch, PackedBatch):
+            k, v = kv[:, 0, :, 0], kv[:, 1, :, 0]
+            attended = packed_attention(q, k, v, batch.starts, arch.attention_scale, self._window)
+        else:
+            attended = paged_attention(
+                q, kv, batch, arch.attention_scale, self._window, arch.attention_softcap, kv_scales, self._sinks
+            )
         return (attended if gate is None else sigmoid_gate(attended, gate)).flatten(1)
 
     def _rotate(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:

@@ -6,7 +6,6 @@ Encoders run in one process: no rank shares their matrices, and no adapter updat
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -21,6 +20,7 @@ from inferd.engine.arch.matrix import Weight
 from inferd.engine.layers.branch import GATES
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import LayerNorm
+from inferd.engine.layers.packed_batch import PackedBatch
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.ops.embed import embed
 from inferd.kernels.ops.gelu import gelu, gelu_erf
@@ -30,21 +30,6 @@ from inferd.kernels.ops.scaled_add import added
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {Activation.GELU_TANH: gelu, Activation.GELU_ERF: gelu_erf}
 """Activations of MLPs without a gate."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackedBatch:
-    """Sequences that follow one another without padding."""
-
-    starts: Tensor
-    """[sequences + 1] int32: the first token of each, and the number of tokens."""
-    positions: Tensor
-    """[T] int64: place of each token in its sequence."""
-
-    @classmethod
-    def of(cls, starts: Tensor) -> PackedBatch:
-        first = starts[:-1].to(torch.int64).repeat_interleave(starts.diff())
-        return cls(starts, torch.arange(len(first), device=starts.device).sub_(first))
 
 
 def encoder_norm(arch: EncoderArch, place: Placement, own: str, owner: str = "") -> LayerNorm:

@@ -26,6 +26,7 @@ from inferd.engine.layers.layer_inputs import LayerInput, LayerInputs
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mamba2 import Mamba2Layer
 from inferd.engine.layers.norm import LayerScalar, stream_norm
+from inferd.engine.layers.packed_batch import PackedBatch
 from inferd.engine.layers.placement import NO_LORAS, Lora, Placement
 from inferd.engine.layers.recurrent import RecurrentLayer, StateContext, States
 from inferd.engine.layers.rotary import cos_sin_table, query_table
@@ -149,6 +150,7 @@ class Decoder:
     unrecordable: str | None = None
     """Why no step of this decoder can be recorded; None if an attempt may be made."""
     _layer_inputs: LayerInputs | None = None
+    _lm_head: Linear
 
     num_table_bytes = 0
     """Bytes of the rotary tables, which a plan counts apart from the weights."""
@@ -176,10 +178,11 @@ class Decoder:
         self._layer_inputs = LayerInputs(arch, place) if arch.layer_input_size else None
         self._layers = [DecoderLayer(arch, layer, place) for layer in range(arch.num_layers)]
         self._norm = stream_norm(arch, place, "norm")
-        head_place = replace(place, parameters={}) if arch.tie_embeddings else place
-        self._lm_head = Linear(head(arch), head_place, torch.float32, gather=ranks.gather_at_first)
+        if not arch.is_bidirectional:
+            head_place = replace(place, parameters={}) if arch.tie_embeddings else place
+            self._lm_head = Linear(head(arch), head_place, torch.float32, gather=ranks.gather_at_first)
         self._classifier = Linear(classifier(arch), place, torch.float32) if arch.num_labels else None
-        self._kv_places = kv_places(arch, ranks.own)
+        self._kv_places = {} if arch.is_bidirectional else kv_places(arch, ranks.own)
         self._state_planes = {layer: plane for plane, layer in enumerate(arch.recurrent_layers)}
         num_positions = max_positions or arch.max_positions
         tables = {rope: cos_sin_table(rope, num_positions, place.device, served_positions) for rope in set(arch.ropes)}
@@ -251,8 +254,7 @@ class Decoder:
                 continue
             place = self._kv_places[index]
             scales = None if kv_scales is None else place.of(kv_scales, KV_GROUP)
-            tables = self._cos_sin[index], self._query_cos_sin[index]
-            context = Context(batches[place.group], *tables, place.of(kv), scales)
+            context = Context(batches[place.group], *self._tables(index), place.of(kv), scales)
             x, residual = layer(x, residual, context, None if inputs is None else inputs[index])
         if residual is None:
             hidden, read[len(self._layers)] = self._norm(x), x
@@ -261,6 +263,30 @@ class Decoder:
         if not self._layers_read:
             return hidden
         return join([hidden, *(read[number] for number in self._layers_read)])
+
+    def encode(self, token_ids: Tensor, batch: PackedBatch) -> Tensor:
+        """Final hidden states [T, hidden] of packed sequences, whose tokens see all of their own sequence. For an
+        `Arch` that is bidirectional."""
+        assert self.arch.is_bidirectional
+        x = self.embed(token_ids)
+        inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, x)
+        residual: Tensor | None = None
+        pools: dict[object, Tensor] = {}
+        has_shared_kv = len(self.arch.kv_layers) < self.arch.num_layers
+        for index, layer in enumerate(self._layers):
+            heads = self.arch.heads(index)
+            source = index if heads.kv_layer is None else heads.kv_layer
+            shape = len(token_ids), 2, heads.num_kv_heads, 1, heads.head_dim
+            key = source if has_shared_kv else shape
+            if key not in pools:
+                pools[key] = torch.empty(shape, dtype=self.dtype, device=self.device)
+            context = Context(batch, *self._tables(index), pools[key], None)
+            x, residual = layer(x, residual, context, None if inputs is None else inputs[index])
+        return self._norm(x) if residual is None else self._norm.add(x, residual)[0]
+
+    def _tables(self, layer: int) -> tuple[Tensor, Tensor | None]:
+        """Cosines and sines of a layer, and those of its queries if they differ."""
+        return self._cos_sin[layer], self._query_cos_sin[layer]
 
     def advance_states(self, projected: Tensor, states: States) -> None:
         """Advance the states of the recurrent layers by tokens that were computed before. projected [layers, T, in]:
@@ -293,7 +319,7 @@ class Decoder:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def labels(self, hidden: Tensor) -> Tensor:
-        """[R, hidden], each of a text's last token -> [R, labels] fp32: the logits of the classifier."""
+        """[R, hidden], the state of each text that the classifier reads -> [R, labels] fp32: its logits."""
         assert self._classifier is not None, f"{self.arch.architecture} has no classifier"
         return self._classifier(hidden)
 

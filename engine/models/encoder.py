@@ -15,9 +15,9 @@ from inferd.engine.layers.encoder import (
     ClassifierHead,
     EncoderEmbedding,
     EncoderLayer,
-    PackedBatch,
     encoder_norm,
 )
+from inferd.engine.layers.packed_batch import PackedBatch
 from inferd.engine.layers.placement import Placement
 from inferd.engine.layers.rotary import cos_sin_table
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe

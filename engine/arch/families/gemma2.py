@@ -21,6 +21,8 @@ NAMES = TensorNames(
 
 def describe(architecture: str, fields: Fields) -> Arch:
     fields = fields.with_defaults(sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+    if fields.boolean("use_bidirectional_attention", default=False):
+        raise fields.refuse("use_bidirectional_attention", "must be false: a token sees no later one")
     arch = gemma(architecture, fields)
     windowed = windowed_layers(fields, arch.num_layers, default=lambda layer: layer % 2 == 0)
     return dataclasses.replace(
@@ -39,8 +41,6 @@ def gemma(architecture: str, fields: Fields, rope: Rope | None = None) -> Arch:
         query_pre_attn_scalar=256,
         tie_word_embeddings=True,
     )
-    if fields.boolean("use_bidirectional_attention", default=False):
-        raise fields.refuse("use_bidirectional_attention", "must be false: a token sees no later one")
     arch = base(architecture, fields, activation="hidden_activation", rope=rope)
     has_bias = fields.boolean("attention_bias", default=False)
     return dataclasses.replace(

@@ -1,5 +1,6 @@
 """Gemma 3, text only: Gemma 2 without soft caps on scores, and with a norm over each head of q and k. Five windowed
-layers come before each full one, and the two kinds have different ropes."""
+layers come before each full one, and the two kinds have different ropes. EmbeddingGemma is one whose tokens see those
+behind them too: half of its window lies on each side."""
 
 from __future__ import annotations
 
@@ -26,9 +27,15 @@ def describe(architecture: str, fields: Fields) -> Arch:
     arch = gemma(architecture, fields, full)
     pattern = fields.integer("sliding_window_pattern")
     windowed = windowed_layers(fields, arch.num_layers, default=lambda layer: (layer + 1) % pattern != 0)
+    windows = windows_of(fields, windowed, arch.max_positions)
+    is_bidirectional = fields.boolean("use_bidirectional_attention", default=False)
+    if is_bidirectional and any(windowed):
+        half = fields.integer("sliding_window", minimum=2) // 2
+        windows = tuple(half if is_windowed else None for is_windowed in windowed)
     return dataclasses.replace(
         arch,
         qk_norm=QKNorm.HEAD,
-        windows=windows_of(fields, windowed, arch.max_positions),
+        windows=windows,
+        is_bidirectional=is_bidirectional,
         ropes=tuple(local if is_windowed else full for is_windowed in windowed),
     )
