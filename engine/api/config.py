@@ -240,7 +240,7 @@ def workload_of(config: EngineConfig, draft: Arch | None) -> Workload:
 
 def plan_of(config: EngineConfig, arch: Arch | EncoderArch, draft: Arch | None = None) -> MemoryPlan:
     """The memory plan of each rank of an engine."""
-    if isinstance(arch, EncoderArch):
+    if isinstance(arch, EncoderArch) or arch.is_bidirectional:
         return plan_encoder(arch, precision_of(config), _encoder_load(config))
     work = replace(workload_of(config, draft), num_checkpoints=config.num_checkpoints)
     return plan_memory(arch, precision_of(config), work, pool_of(config.num_blocks, work))

@@ -11,9 +11,9 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.model import ModelFacts, narrow_dtype
 from inferd.engine.api.modelling import ModelImpl
-from inferd.engine.arch.description import ArchError
+from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.encoder import EncoderArch
-from inferd.engine.arch.encoder_registry import describe_encoder, encoder_weights, is_encoder
+from inferd.engine.arch.encoder_registry import described_as_encoder, is_encoder, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class EncoderFacts:
     """An encoder that can be served, by its config.json alone or with the headers of its weights."""
 
     path: Path
-    arch: EncoderArch
+    arch: EncoderArch | Arch
     dtype: str
     """Dtype of the stored weights: "bfloat16", "float16" or "float32"."""
     matrix_dtype: str = "float32"
@@ -36,7 +36,7 @@ class EncoderFacts:
     def of(cls, checkpoint: Checkpoint) -> EncoderFacts:
         """Raises `ModelError` for an unusable config, or weights that contradict the config."""
         arch = _described(checkpoint.path, checkpoint.config)
-        needed, found = encoder_weights(arch), checkpoint.tensors_of(arch)
+        needed, found = weights_of(arch), checkpoint.tensors_of(arch)
         contradictions = needed.compare({name: info.shape for name, info in found.items()})
         if contradictions:
             raise ModelError(f"{checkpoint.path}: the weights contradict config.json: {contradictions}")
@@ -56,12 +56,12 @@ class EncoderFacts:
     @property
     def num_params(self) -> int:
         """Number of weights."""
-        return encoder_weights(self.arch).num_elements
+        return weights_of(self.arch).num_elements
 
 
-def _described(path: Path, config: Mapping[str, Any]) -> EncoderArch:
+def _described(path: Path, config: Mapping[str, Any]) -> EncoderArch | Arch:
     try:
-        return describe_encoder(config)
+        return described_as_encoder(config)
     except ArchError as error:
         raise ModelError(f"{path}: {error}") from error
 

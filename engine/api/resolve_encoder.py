@@ -20,6 +20,7 @@ from inferd.engine.api.served import (
     resolved_dtype,
     served_weights_dtype,
 )
+from inferd.engine.arch.description import Arch
 from inferd.engine.arch.encoder import EncoderArch
 
 ENCODER_STEP_TOKENS = 1024
@@ -66,7 +67,7 @@ def resolve_encoder(
     return config, plan, tuple(settings.decisions)
 
 
-def _check(asked: AskedConfig, arch: EncoderArch) -> None:
+def _check(asked: AskedConfig, arch: EncoderArch | Arch) -> None:
     """Raises `ConfigError` for what an encoder cannot do."""
     if asked.device == "cuda":
         raise ConfigError(f"device cuda was asked for, but {_ON_CPU} alone: give --device cpu, or auto")
@@ -109,7 +110,7 @@ def _settle_formats(settings: Settling, facts: EncoderFacts, machine: Machine) -
     settings.settle("speculative", "none", "an encoder draws no tokens")
 
 
-def _settle_limits(settings: Settling, arch: EncoderArch, machine: Machine) -> None:
+def _settle_limits(settings: Settling, arch: EncoderArch | Arch, machine: Machine) -> None:
     asked = settings.asked
     num_threads = machine.num_cpus // asked.num_replicas or 1
     settings.unless_asked("num_threads", num_threads, "the cores this process may use")

@@ -82,6 +82,9 @@ class SentenceFolder:
         settings = read_json(path / _SETTINGS, _MAX_BYTES) if exists(path / _SETTINGS) else {}
         lengths = next((read_json(path / name, _MAX_BYTES) for name in _LENGTHS if exists(path / name)), {})
         pooling, heads, unsupported = _computed(path, modules)
+        modalities = lengths.get("modality_config")
+        if isinstance(modalities, dict) and "message" in modalities:
+            unsupported = unsupported or "its texts are written by a chat template (message in modality_config)"
         prompts = _prompts(settings)
         default = settings.get("default_prompt_name")
         if default is not None and default not in prompts:

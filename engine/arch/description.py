@@ -245,6 +245,14 @@ class Arch:
         return self.layer_heads[layer] if self.layer_heads else Heads(self.num_heads, self.num_kv_heads, self.head_dim)
 
     @property
+    def attention_size(self) -> int:
+        """Size of all heads of a token, in the layer with the most."""
+        return max(self.heads(layer).q_size for layer in self.attention_layers)
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer]
+
+    @property
     def widest_heads(self) -> Heads:
         """The heads of a layer with the largest K and V, which the pool's planes have space for."""
         return max((self.heads(layer) for layer in self.attention_layers), key=lambda heads: heads.kv_size)

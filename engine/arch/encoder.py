@@ -121,6 +121,16 @@ class EncoderArch:
         return
 
     @property
+    def is_bidirectional(self) -> bool:
+        """Whether tokens see those behind them, as `Arch.is_bidirectional`."""
+        return True
+
+    @property
+    def num_labels(self) -> int:
+        """Number of labels of the classifier; 0 for none."""
+        return 0 if self.classifier is None else self.classifier.num_labels
+
+    @property
     def attention_size(self) -> int:
         """Size of all heads of a token."""
         return self.num_heads * self.head_dim

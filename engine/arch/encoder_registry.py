@@ -16,6 +16,7 @@ from inferd.engine.arch.encoder_tensors import EncoderNames
 from inferd.engine.arch.encoders import bert, distilbert, gte, modernbert, mpnet, nomic_bert, roberta
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.shown import shown
+from inferd.engine.arch.tensors import named_in_full
 from inferd.engine.arch.weights import Tensor, WeightMap
 
 _PLAIN, _CLASSIFYING = ("Model", "ForMaskedLM"), "ForSequenceClassification"
@@ -56,11 +57,17 @@ def known_encoders() -> tuple[str, ...]:
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Whether config.json names an architecture that `describe_encoder` knows."""
+    """Whether config.json names an architecture that `describe_encoder` knows, or is that of a decoder whose tokens see
+    those behind them too."""
     match config.get("architectures"):
-        case [str(name)]:
-            return name in _ARCHITECTURES
-    return False
+        case [str(name)] if name in _ARCHITECTURES:
+            return True
+    return registry.sees_behind(config)
+
+
+def described_as_encoder(config: Mapping[str, Any]) -> EncoderArch | Arch:
+    """The encoder of a config for which `is_encoder` is true. Raises `ArchError`."""
+    return registry.describe(config) if registry.sees_behind(config) else describe_encoder(config)
 
 
 def describe_encoder(config: Mapping[str, Any]) -> EncoderArch:
@@ -87,7 +94,9 @@ def weights_of(arch: Arch | EncoderArch) -> WeightMap:
 
 
 def encoder_tensors_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by the names that `encoder_weights` uses. Raises `ArchError`."""
+    """The tensors of an encoder's checkpoint by the names that `weights_of` uses. Raises `ArchError`."""
+    if registry.sees_behind(config):
+        return named_in_full(tensors)
     return encoder_tensors.named_in_full(tensors, _ARCHITECTURES[_architecture(config)].names)
 
 

@@ -42,7 +42,7 @@ class Encoder:
         assert max_positions is None or max_positions <= arch.max_positions
         place = Placement(dtype, torch.device(device), recipe)
         self.arch, self.dtype, self.device = arch, dtype, place.device
-        self.max_positions = max_positions or arch.max_positions
+        self.max_positions, self.num_token_types = max_positions or arch.max_positions, arch.num_token_types
         self.parameters = place.parameters
         """By their names in the weight map."""
         self._embedding = EncoderEmbedding(arch, place)

@@ -29,6 +29,7 @@ from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import DraftHead
 from inferd.engine.models.encoder import Encoder
+from inferd.engine.models.packed_decoder import PackedDecoder
 from inferd.engine.quant.checkpoints import gguf
 from inferd.engine.quant.checkpoints.reader import DAMAGED, CheckpointError, Rows
 from inferd.engine.quant.checkpoints.registry import READERS
@@ -37,6 +38,7 @@ from inferd.engine.quant.scheme import Dense
 from inferd.engine.quant.stored_schemes import scheme_of
 from inferd.kernels.ops.linear import ANY, Choices
 
+AnyModel = Decoder | DraftHead | Encoder | PackedDecoder
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor or quantized matrix."""
 
@@ -71,7 +73,7 @@ def recipe_of(
 
 
 def load(
-    model: Decoder | DraftHead | Encoder,
+    model: AnyModel,
     stored: Mapping[str, TensorInfo],
     progress: Progress | None = None,
     copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,

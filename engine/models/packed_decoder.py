@@ -20,6 +20,8 @@ from inferd.kernels.ops.embed import embed
 class PackedDecoder:
     """Model of a bidirectional `arch`; the arguments are those of `Encoder`, and so is what it promises of bits."""
 
+    num_token_types = 0
+
     def __init__(
         self,
         arch: Arch,

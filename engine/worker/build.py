@@ -38,8 +38,7 @@ from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models import meta_tensors
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.draft_head import DraftHead, EagleHead, MTPLayer, draft_head_of
-from inferd.engine.models.encoder import Encoder
-from inferd.engine.models.loader import Progress, load, recipe_of
+from inferd.engine.models.loader import AnyModel, Progress, load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.recipe import Recipe, cut_groups
 from inferd.engine.quant.scheme import QuantizationError
@@ -274,7 +273,7 @@ def load_and_measure(
     return decoder, max(own_bytes, 0) + mapped_bytes
 
 
-def _load_weights(decoder: Decoder | DraftHead | Encoder, checkpoint: Checkpoint, device: Device) -> None:
+def _load_weights(decoder: AnyModel, checkpoint: Checkpoint, device: Device) -> None:
     try:
         load(decoder, checkpoint.tensors_of(decoder.arch), log_progress(_read), device.upload)
     except CheckpointError as error:

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.wire.params import Pooling, PoolingKind
+from inferd.engine.arch.description import Arch
 from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.models.encoder import Encoder
+from inferd.engine.models.packed_decoder import PackedDecoder
 from inferd.engine.models.pooled_heads import PooledHeads
 from inferd.engine.sched.plan import NO_RESULT, Admission, RowResult, RowStatus, StepPlan, StepResult, TokenMasks
 from inferd.engine.worker.pooling import finished
@@ -42,14 +44,14 @@ class EncoderWorker:
     draft_arch = None
     ledger = None
 
-    def __init__(self, encoder: Encoder, heads: PooledHeads) -> None:
+    def __init__(self, encoder: Encoder | PackedDecoder, heads: PooledHeads) -> None:
         """`heads`: those that turn a pooled state into an embedding."""
         self._encoder, self._heads = encoder, heads
         self._admitted: dict[int, Admission] = {}
         """Slot -> the request that it holds."""
 
     @property
-    def arch(self) -> EncoderArch:
+    def arch(self) -> EncoderArch | Arch:
         return self._encoder.arch
 
     @torch.inference_mode()
@@ -86,7 +88,7 @@ class EncoderWorker:
 
     def _types_of(self, texts: Sequence[_Text], bounds: Sequence[int]) -> Tensor | None:
         """Token types [T], or None if all are of the first type."""
-        if self.arch.num_token_types < 2 or not any(text.pooling.num_first for text in texts):
+        if self._encoder.num_token_types < 2 or not any(text.pooling.num_first for text in texts):
             return None
         types = torch.zeros(bounds[-1], dtype=torch.int64)
         for text, (first, end) in zip(texts, pairwise(bounds), strict=True):

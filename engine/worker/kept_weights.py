@@ -23,15 +23,13 @@ from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.pinned_files import PinnedFile, check_pinned
 from inferd.engine.api.weight_cache import Entry, Mapped, name_of
 from inferd.engine.arch.sharding import Rank
-from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.draft_head import DraftHead
-from inferd.engine.models.encoder import Encoder
 from inferd.engine.models.kept import Kept, NotKeptError, PackedWatch
+from inferd.engine.models.loader import AnyModel
 from inferd.kernels.cpu import native
 
 logger = logging.getLogger("inferd.engine")
 
-AnyDecoder = TypeVar("AnyDecoder", bound=Decoder | DraftHead | Encoder)
+AnyDecoder = TypeVar("AnyDecoder", bound=AnyModel)
 
 _WITHOUT = "each start packs them anew, and --no-weight-cache keeps none"
 _WRITER_NICENESS = 10

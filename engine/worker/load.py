@@ -23,7 +23,6 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.numerics import check_numerics
 from inferd.engine.api.pinned_files import check_pinned, read_pinned
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
-from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder
 from inferd.engine.api.wire.messages import Ready
 from inferd.engine.api.wire.params import PoolingKind, SamplingParams
 from inferd.engine.layers.collectives import ALONE
@@ -57,7 +56,7 @@ from inferd.engine.worker.encoding import EncoderWorker
 from inferd.engine.worker.followers import Followers, RankLaunch, RankLoaded
 from inferd.engine.worker.kept_weights import KeptWeights
 from inferd.engine.worker.kv import KVPool
-from inferd.engine.worker.load_encoder import load_encoder
+from inferd.engine.worker.load_encoder import heads_of, load_encoder
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.ranks import FollowingSampler, LeadingSampler, SharedRanks
 from inferd.engine.worker.runner import Runner
@@ -200,8 +199,7 @@ def _load_first(config: EngineConfig, timer: PhaseTimer, followers: Followers) -
         f"{format_bytes(kv_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens in "
         f"{config.kv_cache_dtype}{each}",
     )
-    sentences = SentenceFolder.read(checkpoint.path) or PLAIN
-    heads = PooledHeads.of(checkpoint.path, sentences, arch.hidden_size, device.torch_device, choices)
+    heads = heads_of(config, arch.hidden_size, device, choices)
     runner = _warmed_up(config, decoder, kv, planned, device, shared, followers, timer, draft, adapters, heads)
     if deterministic:
         refuse_varying(registry.explain())

@@ -19,6 +19,7 @@ from inferd.engine.api.wire.params import Pooling, SamplingParams
 from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.layers.collectives import ALONE
 from inferd.engine.models.encoder import Encoder
+from inferd.engine.models.packed_decoder import PackedDecoder
 from inferd.engine.models.pooled_heads import PooledHeads
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.scheme import QuantizationError
@@ -30,6 +31,7 @@ from inferd.engine.worker.kept_weights import KeptWeights
 from inferd.engine.worker.start_phases import PhaseTimer, choices_of, measured_peaks, numerics_of, tally
 from inferd.engine.worker.text_pooling import POOLINGS
 from inferd.kernels import registry
+from inferd.kernels.ops.linear import ANY, Choices
 from inferd.kernels.registry import KernelError
 
 _WARM_UP_TOKENS = 4
@@ -45,9 +47,11 @@ def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker
     planned = plan_of(config, arch)
     recipe = recipe_for(config, arch, choices_of(config, None))
 
-    def build() -> Encoder:
+    def build() -> Encoder | PackedDecoder:
         try:
-            return Encoder(arch, dtype, device.torch_device, config.max_model_len, recipe)
+            if isinstance(arch, EncoderArch):
+                return Encoder(arch, dtype, device.torch_device, config.max_model_len, recipe)
+            return PackedDecoder(arch, dtype, device.torch_device, config.max_model_len, recipe)
         except QuantizationError as error:
             raise ModelError(f"{config.model_path}: {error}") from error
 
@@ -57,7 +61,7 @@ def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker
     timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}{how}")
     peaks = measured_peaks(config, device, dtype)
     timer.done("peaks", str(peaks))
-    heads = _heads_of(config, arch, device)
+    heads = heads_of(config, arch.hidden_size, device)
     worker = EncoderWorker(encoder, heads)
     try:
         worker.launch(_warm_up(config))
@@ -81,7 +85,7 @@ def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker
         hidden_size=heads.num_outputs or arch.hidden_size,
         poolings=POOLINGS,
         gives_token_embeddings=True,
-        num_labels=0 if arch.classifier is None else arch.classifier.num_labels,
+        num_labels=arch.num_labels,
         weights_bytes=weights_bytes,
         kv_bytes=0,
         planned_weights_bytes=planned.weights_bytes,
@@ -98,11 +102,11 @@ def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker
     )
 
 
-def _heads_of(config: EngineConfig, arch: EncoderArch, device: Device) -> PooledHeads:
-    """The dense layers behind the pooling. Raises `ModelError`."""
+def heads_of(config: EngineConfig, hidden_size: int, device: Device, choices: Choices = ANY) -> PooledHeads:
+    """The heads behind the pooling of a model with such hidden states. Raises `ModelError`."""
     path = Path(config.model_path)
     try:
-        return PooledHeads.of(path, SentenceFolder.read(path) or PLAIN, arch.hidden_size, device.torch_device)
+        return PooledHeads.of(path, SentenceFolder.read(path) or PLAIN, hidden_size, device.torch_device, choices)
     except CheckpointError as error:
         raise ModelError(str(error)) from error
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.wire.params import Pooling
 from inferd.engine.arch.description import ArchError
 from inferd.engine.arch.registry import describe, is_body, sees_behind
 from inferd.engine.models.loader import load
@@ -23,6 +24,8 @@ from inferd.engine.models.packed_decoder import PackedDecoder
 from inferd.engine.quant.recipe import RECIPES, UNQUANTIZED, Recipe
 from tests.cpu.cases import CASES
 from tests.cpu.checkpoints import Case, load_transformers, read_config
+from tests.cpu.sentence_modules import write_modules
+from tests.cpu.test_encoder_worker import Served
 
 LENGTHS = (7, 1, 120, 33)
 STARTS = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
@@ -180,3 +183,36 @@ def test_a_temperature_is_refused() -> None:
     config = {**LLAMA.config_json(), "architectures": ["LlamaBidirectionalForSequenceClassification"]}
     with pytest.raises(ArchError, match="temperature must be 1"):
         describe({**config, "temperature": 0.02})
+
+
+# -- served ------------------------------------------------------------------------------------------------------------
+
+
+def test_embedding_gemma_is_served_with_its_dense_layers(tmp_path: Path) -> None:
+    GEMMA.save(tmp_path, auto=AutoModel)
+    dense = [nn.Sequential(nn.Linear(*sizes, bias=False), nn.Identity()) for sizes in ((96, 256), (256, 64))]
+    write_modules(tmp_path, ["mean", *dense, "Normalize"])
+    served = Served(tmp_path, dtype="float32")
+    inputs = torch.randint(0, 211, (sum(LENGTHS),)).split(LENGTHS)
+    asks = {str(i): (ids.tolist(), Pooling("mean")) for i, ids in enumerate(inputs)}
+    exact = hidden_of(tmp_path, torch.float64, torch.cat(inputs)).split(LENGTHS)
+    found = served.vectors(asks)
+    with torch.inference_mode():
+        for i, states in enumerate(exact):
+            theirs = nn.Sequential(*dense).double()(states.mean(0))
+            assert 1 - float(torch.cosine_similarity(found[str(i)].double(), theirs, dim=0)) < 1e-10
+    assert all(torch.equal(served.vectors({key: ask})[key], found[key]) for key, ask in asks.items())
+    chat = served.answers({"chat": ([1, 2], None)})["chat"]
+    assert chat.failure is not None and chat.finish_reason == "error"
+
+
+def test_a_classifier_is_served(tmp_path: Path) -> None:
+    case = with_config(LLAMA, "classifier", num_labels=2)
+    case.save(tmp_path, auto=AutoModelForSequenceClassification)
+    model, ids = load_transformers(tmp_path, torch.float64, AutoModelForSequenceClassification), [5, 6, 7, 8]
+    served = Served(tmp_path, dtype="float32")
+    assert served.ready.num_labels == 2 and not served.ready.generates
+    with torch.inference_mode():
+        exact = model(torch.tensor([ids])).logits[0]
+    found = served.vectors({"a": (ids, Pooling(gives="logits"))})["a"]
+    assert float((found - exact).abs().max()) < 1e-5

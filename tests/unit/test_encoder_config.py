@@ -14,6 +14,7 @@ from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.resolve_encoder import ENCODER_STEP_TOKENS, resolve_encoder
+from inferd.engine.arch.encoder_registry import is_encoder
 
 GIB = 2**30
 MINILM: dict[str, Any] = {
@@ -27,6 +28,15 @@ MODERN: dict[str, Any] = {
     "intermediate_size": 1152, "num_hidden_layers": 22, "num_attention_heads": 12, "max_position_embeddings": 8192,
     "local_attention": 128, "global_attn_every_n_layers": 3, "dtype": "float32",
 }  # fmt: skip
+EMBEDDING_GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma3TextModel"], "model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 768,
+    "intermediate_size": 1152, "num_hidden_layers": 24, "num_attention_heads": 3, "num_key_value_heads": 1,
+    "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+    "rope_local_base_freq": 10000.0, "rope_theta": 1000000.0, "sliding_window": 512,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4, "query_pre_attn_scalar": 256,
+    "use_bidirectional_attention": True, "torch_dtype": "float32",
+}  # fmt: skip
+"""embeddinggemma-300m, of which 302,863,104 weights are in the model itself."""
 MACHINE = Machine(num_cpus=2, memory_total_bytes=4 * GIB, memory_available_bytes=2 * GIB)
 
 
@@ -103,3 +113,20 @@ def test_a_window_bounds_the_pairs(num_tokens: int) -> None:
     matrices = work.token_flops * num_tokens
     # The count takes each token twice with itself.
     assert work.step([0], [num_tokens], 0).flops - matrices == 4 * 768 * (pairs + 22 * num_tokens)
+
+
+def test_a_decoder_whose_tokens_see_those_behind_them_is_an_encoder() -> None:
+    gemma = facts(EMBEDDING_GEMMA)
+    assert is_encoder(EMBEDDING_GEMMA) and not is_encoder({**EMBEDDING_GEMMA, "use_bidirectional_attention": False})
+    assert gemma.num_params == 302_863_104
+    machine = Machine(num_cpus=2, memory_total_bytes=8 * GIB, memory_available_bytes=8 * GIB)
+    config, plan, _ = resolve_encoder(AskedConfig(model_path="model"), gemma, machine)
+    assert config.is_encoder and config.max_model_len == 2048 and plan.kv_bytes == 0
+    assert plan.weights_bytes == 4 * gemma.num_params
+    work, num_tokens = WorkModel.of(gemma.arch, Precision("float32"), 2048), 1000
+    matrices = 24 * (768 * 5 * 256 + 768 * 768 + 3 * 768 * 1152)
+    assert work.token_flops == 2 * matrices
+    sees = [[sum(abs(p - q) <= w for q in range(num_tokens)) for p in range(num_tokens)] for w in (256, num_tokens)]
+    near, whole = map(sum, sees)
+    pairs = 20 * near + 4 * whole + 24 * num_tokens
+    assert work.step([0], [num_tokens], 0).flops - work.token_flops * num_tokens == 4 * 768 * pairs

@@ -182,6 +182,16 @@ def test_what_cannot_be_computed_has_a_reason(
     assert found is not None and reason in found.unsupported
 
 
+def test_texts_that_a_chat_template_writes_have_a_reason(tmp_path: Path) -> None:
+    """As newer files are, if the tokenizer has a chat template. Older ones take the text itself."""
+    forward = {"method": "forward", "method_output_name": "last_hidden_state"}
+    for name, modalities in (("plain", {"text": forward}), ("chat", {"text": forward, "message": forward})):
+        (tmp_path / name).mkdir()
+        lengths = {"sentence_bert_config": {"modality_config": modalities}}
+        found = SentenceFolder.read(folder(tmp_path / name, "Transformer", "Pooling", **lengths))
+        assert found is not None and ("chat template" in found.unsupported) == (name == "chat")
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [

@@ -52,7 +52,7 @@ from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.memory.states import num_state_numbers, state_bytes
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.encoder import EncoderArch
-from inferd.engine.arch.encoder_registry import encoder_weights
+from inferd.engine.arch.encoder_registry import weights_of
 from inferd.engine.arch.heads import Heads
 from inferd.engine.arch.matrix import Component, LinearWeight
 from inferd.engine.arch.registry import weights
@@ -115,7 +115,7 @@ class WorkModel:
     @classmethod
     def of(cls, arch: Arch | EncoderArch, precision: Precision, max_model_len: int) -> Self:
         """Costs of a model. A window that is at least `max_model_len` long counts as none."""
-        if isinstance(arch, EncoderArch):
+        if isinstance(arch, EncoderArch) or arch.is_bidirectional:
             return cls._of_encoder(arch, precision, max_model_len)
         dtype_bytes = precision.dtype_bytes.value
         parts = {part.name: part.num_bytes for part in weight_lines(arch, precision)}
@@ -139,21 +139,25 @@ class WorkModel:
         )
 
     @classmethod
-    def _of_encoder(cls, arch: EncoderArch, precision: Precision, max_model_len: int) -> Self:
+    def _of_encoder(cls, arch: EncoderArch | Arch, precision: Precision, max_model_len: int) -> Self:
         """Costs of an encoder, whose tokens see those on both sides: twice the pairs with the keys up to a token."""
         parts = {part.name: part.num_bytes for part in weight_lines(arch, precision)}
-        layers = Counter(arch.window(layer) for layer in range(arch.num_layers))
+        sizes = Counter[int | None]()
+        for layer in range(arch.num_layers):
+            own_size = arch.attention_size if isinstance(arch, EncoderArch) else arch.heads(layer).q_size
+            sizes[arch.window(layer)] += own_size
+        num_idle = 0 if isinstance(arch, EncoderArch) else arch.num_idle_weights
         return cls(
-            token_flops=2 * _matrix_weights(encoder_weights(arch), without=Component.HEAD),
+            token_flops=2 * (_matrix_weights(weights_of(arch), without=Component.HEAD) - num_idle),
             token_bytes=arch.hidden_size * precision.dtype_bytes.value,
             weight_bytes=sum(parts.get(part, 0) for part in Component if part.is_read_by_all),
             attention=tuple(
                 AttentionCost(
                     None if window is None or window + 1 >= max_model_len else window + 1,
-                    2 * 4 * count * arch.attention_size,
+                    2 * 4 * size,
                     0,
                 )
-                for window, count in layers.items()
+                for window, size in sizes.items()
             ),
         )
 

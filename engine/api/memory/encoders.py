@@ -8,6 +8,7 @@ from inferd.engine.api.memory.activations import PROCESSES, STANDBY_BYTES, PlanL
 from inferd.engine.api.memory.formula import NOTHING, Formula, term
 from inferd.engine.api.memory.planner import MemoryPlan, loading_line, weight_lines
 from inferd.engine.api.memory.precision import Precision
+from inferd.engine.arch.description import Arch
 from inferd.engine.arch.encoder import EncoderArch
 
 _FP32_BYTES = 4
@@ -31,7 +32,7 @@ class EncoderLoad:
         return max(self.step_tokens, self.max_model_len)
 
 
-def plan_encoder(arch: EncoderArch, precision: Precision, load: EncoderLoad) -> MemoryPlan:
+def plan_encoder(arch: EncoderArch | Arch, precision: Precision, load: EncoderLoad) -> MemoryPlan:
     """The memory plan of an engine. Raises nothing: whether it fits is the caller's to see."""
     standby = term(STANDBY_BYTES, "B") if load.has_standby else NOTHING
     parts = (
@@ -46,19 +47,32 @@ def plan_encoder(arch: EncoderArch, precision: Precision, load: EncoderLoad) -> 
     )
 
 
-def _rotary(arch: EncoderArch, load: EncoderLoad) -> Formula:
+def _rotary(arch: EncoderArch | Arch, load: EncoderLoad) -> Formula:
     """A table for each rope."""
-    tables = term(sum(rope.rotary_dim for rope in set(arch.ropes)))
+    tables = term(sum(rope.rotary_dim for rope in set(arch.ropes) if rope is not None))
     return term(load.max_model_len, "positions") * tables * term(_FP32_BYTES, "B")
 
 
-def _activations(arch: EncoderArch, precision: Precision, load: EncoderLoad) -> Formula:
+def _activations(arch: EncoderArch | Arch, precision: Precision, load: EncoderLoad) -> Formula:
     """Input, sum and normed states of a layer, beside the larger of attention (q, k and v, turned and attended) and the
     MLP. Or the last states as pooling sums them: in fp32, in units and as whole numbers."""
     stream = term(3) * term(arch.hidden_size)
-    attention = term(6 if arch.ropes else 4) * term(arch.attention_size)
-    mlp = term(3 if arch.has_gate else 2) * term(arch.intermediate_size)
+    if isinstance(arch, EncoderArch):
+        attention = term(6 if arch.ropes else 4) * term(arch.attention_size)
+    else:
+        pool = term(2) * term(arch.widest_heads.kv_size)
+        attention = term(arch.qkv_size) + term(2) * term(arch.attention_size) + pool
+    mlp = term(3 if arch.has_gate else 2) * term(_mlp_size(arch))
     widest = max(attention, mlp, key=lambda formula: formula.value)
     layer = (stream + widest) * precision.dtype_bytes
     pooled = term(arch.hidden_size) * (term(2) * term(_FP32_BYTES, "B") + term(_INT64_BYTES, "B"))
     return term(load.most_tokens, "tokens") * max(layer, pooled, key=lambda formula: formula.value)
+
+
+def _mlp_size(arch: EncoderArch | Arch) -> int:
+    """Numbers of a token between the matrices of an MLP, or of the experts that it goes to, with their results."""
+    if isinstance(arch, EncoderArch) or arch.experts is None:
+        return arch.intermediate_size
+    experts = arch.experts
+    of_experts = experts.num_chosen * (experts.intermediate_size + arch.hidden_size) + experts.shared_size
+    return max(of_experts, arch.intermediate_size)
