@@ -93,7 +93,7 @@ def _row(facts: EncoderFacts, precision: Precision, load: EncoderLoad, machine: 
 def show_encoder(report: EncoderReport, console: Console) -> None:
     """Print the report."""
     arch = report.facts.arch
-    labels = "" if arch.classifier is None else f", a classifier with {arch.classifier.num_labels} labels"
+    labels = f", a classifier with {arch.num_labels} labels" if arch.num_labels else ""
     console.print(f"{report.model}: {arch.architecture}, an encoder of {report.facts.num_params:,} parameters")
     console.print(
         f"{arch.num_layers} layers, {arch.num_heads} heads of {arch.head_dim}, texts of up to {arch.max_positions:,} "
@@ -142,7 +142,7 @@ def encoder_to_json(report: EncoderReport) -> dict[str, Any]:
         "architecture": arch.architecture,
         "is_encoder": True,
         "num_params": report.facts.num_params,
-        "num_labels": 0 if arch.classifier is None else arch.classifier.num_labels,
+        "num_labels": arch.num_labels,
         "dtype": report.precision.dtype,
         "quantization": report.precision.quantization,
         "max_model_len": report.max_model_len,

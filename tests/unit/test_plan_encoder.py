@@ -12,7 +12,7 @@ from inferd.engine.api.errors import CapacityError, ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.server.commands import plan_table
 from inferd.server.config.settings import Settings
-from tests.unit.test_encoder_config import GIB, MINILM
+from tests.unit.test_encoder_config import EMBEDDING_GEMMA, GIB, MINILM
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +64,12 @@ def test_it_is_refused_as_serve_refuses_it(config: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(Machine, "detect", lambda: small)
     with pytest.raises(CapacityError, match="--quantization int8"):
         plan_table.run(Settings(model=config), 1, None, "10-20", as_json=True)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_decoder_whose_tokens_see_those_behind_them(
+    as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(EMBEDDING_GEMMA))
+    found = planned(capsys, model=str(tmp_path / "config.json"), as_json=as_json)
+    assert ("302863104" if as_json else "302,863,104") in found.replace("\n", "")
