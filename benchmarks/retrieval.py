@@ -179,8 +179,8 @@ def _batches(lengths: Sequence[int]) -> list[tuple[int, int]]:
 def rank_correlation(ours: Tensor, theirs: Tensor) -> float:
     """Mean over queries of Spearman's correlation of all scores."""
     ranks = [scores.argsort(1).argsort(1).double() for scores in (ours, theirs)]
-    centred = [own - own.mean(1, keepdim=True) for own in ranks]
-    return float(torch.nn.functional.cosine_similarity(*centred).mean())
+    own, other = (each - each.mean(1, keepdim=True) for each in ranks)
+    return float(torch.nn.functional.cosine_similarity(own, other).mean())
 
 
 def measure(folder: Path, formats: Sequence[str]) -> str:
