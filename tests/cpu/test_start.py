@@ -202,7 +202,7 @@ def test_the_number_of_threads_is_told_where_bits_may_depend_on_it(
     if kernels != "cpp":
         pytest.skip("C++ kernels are needed")
     assert numerics_on(1, config) == numerics_on(2, config)
-    monkeypatch.setattr(load.native, "library_name", lambda: "")  # as in plain PyTorch
+    monkeypatch.setattr(start_phases.native, "library_name", lambda: "")  # as in plain PyTorch
     assert [numerics_on(count, config).device.split(", ")[1] for count in (1, 2)] == ["1 thread", "2 threads"]
 
 
