@@ -204,7 +204,7 @@ class Documents:
     def __init__(self, path: Path, gguf: GgufFile | None = None) -> None:
         """`gguf`: content of the GGUF file, if it was read already. Raises `ModelError`."""
         self._path = path
-        self._gguf = read_gguf(path) if gguf is None and is_gguf(path) else gguf
+        self.gguf = read_gguf(path) if gguf is None and is_gguf(path) else gguf
         self._read: dict[str, dict[str, Any] | None] = {}
         self._texts: GgufTexts | None = None
 
@@ -216,24 +216,24 @@ class Documents:
 
     def _content(self, name: str) -> dict[str, Any] | None:
         path = self._path
-        if self._gguf is None:
+        if self.gguf is None:
             found = read_json(path / name) if exists(path / name) else None
             return _text_config(path, found) if name == "config.json" and found is not None else found
         if name == "config.json":
-            return self._gguf.config
+            return self.gguf.config
         if name == "tokenizer_config.json":
-            return self._made_texts(self._gguf).tokenizer_config
+            return self._made_texts(self.gguf).tokenizer_config
         if name == "generation_config.json":
             recommended = smollm2.SAMPLING if smollm2.is_this(path) else {}
-            return {**recommended, **self._made_texts(self._gguf).generation_config}
+            return {**recommended, **self._made_texts(self.gguf).generation_config}
         if name == "tokenizer.json":
-            made: dict[str, Any] = json.loads(self._made_texts(self._gguf).tokenizer)
+            made: dict[str, Any] = json.loads(self._made_texts(self.gguf).tokenizer)
             return made
         return None
 
     def made_tokenizer(self) -> bytes | None:
         """tokenizer.json of a GGUF file as JSON; None for a folder, which has the file itself. Raises `ModelError`."""
-        return None if self._gguf is None else self._made_texts(self._gguf).tokenizer
+        return None if self.gguf is None else self._made_texts(self.gguf).tokenizer
 
     def _made_texts(self, gguf: GgufFile) -> GgufTexts:
         if self._texts is None:

@@ -18,8 +18,9 @@ from inferd.engine.api.errors import ModelError
 from inferd.engine.api.kept_content import kept_content
 from inferd.engine.api.pinned_files import files_in, is_file, source_of
 from inferd.engine.arch.description import ArchError
-from inferd.engine.arch.gguf import splitters, tokenizer
+from inferd.engine.arch.gguf import encoder_tokenizer, splitters, tokenizer, vocabulary
 from inferd.engine.arch.gguf.config import VISION, config_of, family_of
+from inferd.engine.arch.gguf.encoders import encoder_config_of, encoder_of, encoder_tensors
 from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, GgufTensor, Header, Values, parse_header
 from inferd.engine.arch.gguf.metadata import FACTOR_TENSORS, Metadata, num_layers
 from inferd.engine.arch.gguf.tensors import OriginalNames, PlacedTensor, Sizes
@@ -46,11 +47,17 @@ class GgufFile:
     tensors: Mapping[str, PlacedTensor]
     """Tensors by the names of the original checkpoint."""
 
+    @property
+    def pooling_type(self) -> object:
+        """How the states of a text become one vector, as the file states it; None if it does not."""
+        return self.metadata.get(f"{self.metadata.get('general.architecture')}.pooling_type")
+
     def texts(self) -> GgufTexts:
         """The files of the original checkpoint that are made from the vocabulary. They are kept from start to start
         (`kept_content`), so that later starts decode no token. Raises `ModelError`."""
         used = {key: self.metadata.written(key) for key in self.metadata if key.startswith(_TEXT_KEYS)}
-        made_from, made_by = (b"texts", msgspec.msgpack.encode(used)), (tokenizer.__name__, splitters.__name__)
+        made_from = (b"texts", msgspec.msgpack.encode(used))
+        made_by = tuple(module.__name__ for module in (tokenizer, encoder_tokenizer, splitters, vocabulary))
         kept = kept_content(made_from, made_by, lambda: msgspec.msgpack.encode(self._made_texts()))
         return msgspec.msgpack.decode(kept, type=GgufTexts)
 
@@ -96,9 +103,11 @@ def read_gguf(path: Path) -> GgufFile:
     factors = {name: _values(*found[name]) for name in FACTOR_TENSORS if name in found}
     try:
         of = Metadata(headers[0].metadata, {name: tensor for name, (tensor, _) in found.items()}, factors)
-        config = config_of(of)
+        encoder = encoder_of(of)
+        config = config_of(of) if encoder is None else encoder_config_of(of, encoder)
         _check_vocabulary(headers[0].metadata, config)
-        return GgufFile(path, headers[0].metadata, config, _by_original_names(of, config, found))
+        named = _by_original_names(of, config, found) if encoder is None else encoder_tensors(config, encoder, found)
+        return GgufFile(path, headers[0].metadata, config, named)
     except (ArchError, GgufError) as error:
         raise ModelError(f"{path}: {error}") from error
 

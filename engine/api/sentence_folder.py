@@ -15,6 +15,7 @@ from typing import Any, Self
 from inferd.engine.api.checkpoint import read_json
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.files import read_regular
+from inferd.engine.api.gguf import GgufFile
 from inferd.engine.api.pinned_files import exists
 from inferd.engine.api.sentence_heads import CONFIG, KINDS, WEIGHTS, Head, UnsupportedHead, read_head
 from inferd.engine.api.wire.params import PoolingKind
@@ -49,6 +50,9 @@ _NEW_MODES = {
 }  # fmt: skip
 """Values of `pooling_mode`, which newer files have."""
 
+_GGUF_POOLINGS: Mapping[Any, PoolingKind] = {1: "mean", 2: "cls", 3: "last"}
+"""Values of `pooling_type` in GGUF files."""
+
 
 @dataclass(frozen=True, slots=True)
 class SentenceFolder:
@@ -73,9 +77,11 @@ class SentenceFolder:
     """Why this model's vectors cannot be computed here; empty if they can."""
 
     @classmethod
-    def read(cls, path: Path) -> Self | None:
-        """None if the folder is not of sentence-transformers. Raises `ModelError` for files that cannot be read or are
-        wrong."""
+    def read(cls, path: Path, gguf: GgufFile | None = None) -> Self | None:
+        """None if the folder is not of sentence-transformers, or the GGUF file does not say how it pools. Raises
+        `ModelError` for files that cannot be read or are wrong."""
+        if gguf is not None:
+            return cls._of_gguf(gguf)
         if not exists(path / MODULES):
             return None
         modules = _modules(path / MODULES)
@@ -106,6 +112,19 @@ class SentenceFolder:
         """Number of components of a vector behind the heads; None: as many as the model's hidden states have."""
         return self.heads[-1].num_outputs if self.heads else None
 
+    @classmethod
+    def _of_gguf(cls, gguf: GgufFile) -> Self | None:
+        """Vectors have length 1, as llama.cpp gives them by default."""
+        match gguf.pooling_type:
+            case None | 0:
+                return None
+            case 4:
+                return cls(unsupported="the file is a reranker: its pooling_type is 4, which gives scores")
+            case int(kind) if kind in _GGUF_POOLINGS:
+                return cls(_GGUF_POOLINGS[kind], normalizes=True)
+            case kind:
+                raise ModelError(f"{gguf.path}: pooling_type must be a whole number from 0 to 4, but is {shown(kind)}")
+
 
 PLAIN = SentenceFolder(normalizes=True)
 """A model whose folder says nothing: the last token's state, of length 1, as OpenAI's vectors are."""
@@ -113,9 +132,10 @@ PLAIN_ENCODER = SentenceFolder(pooling="mean", normalizes=True)
 """An encoder whose folder says nothing: the mean, as sentence-transformers takes it, of length 1."""
 
 
-def sentences_of(path: Path, config: Mapping[str, Any]) -> SentenceFolder:
-    """How the model at `path` embeds; `config`: its config.json. Raises `ModelError` as `SentenceFolder.read` does."""
-    return SentenceFolder.read(path) or (PLAIN_ENCODER if is_encoder(config) else PLAIN)
+def sentences_of(path: Path, config: Mapping[str, Any], gguf: GgufFile | None = None) -> SentenceFolder:
+    """How the model at `path` embeds; `config`: its config.json, `gguf`: the file's content if it is one. Raises
+    `ModelError` as `SentenceFolder.read` does."""
+    return SentenceFolder.read(path, gguf) or (PLAIN_ENCODER if is_encoder(config) else PLAIN)
 
 
 def sentence_files(path: Path) -> list[Path]:

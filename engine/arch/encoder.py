@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from inferd.engine.arch.description import Activation
 from inferd.engine.arch.rotary import Rope
+from inferd.engine.arch.stored import Stored
 
 
 class HeadActivation(StrEnum):
@@ -105,6 +106,8 @@ class EncoderArch:
     """Whether the matrix of the MLP before the activation has a bias, with a gate or without."""
     has_down_bias: bool = True
     classifier: Classifier | None = None
+    stored: Stored | None = None
+    """Formats of the matrices that a GGUF file's blocks are kept for; None: none are."""
 
     def __post_init__(self) -> None:
         assert len(self.ropes) in (0, self.num_layers) and len(self.windows) in (0, self.num_layers)
@@ -114,11 +117,6 @@ class EncoderArch:
     def is_native(self) -> bool:
         """Whether code of our own computes it, as `Arch.is_native`."""
         return True
-
-    @property
-    def stored(self) -> None:
-        """Formats of a quantized checkpoint, as `Arch.stored`: that of an encoder is never quantized."""
-        return
 
     @property
     def is_bidirectional(self) -> bool:

@@ -83,9 +83,14 @@ def describe_encoder(config: Mapping[str, Any]) -> EncoderArch:
     return replace(arch, classifier=family.classifier(fields)) if architecture.endswith(_CLASSIFYING) else arch
 
 
+def encoder_names(architecture: str) -> EncoderNames:
+    """Names of the tensors of an architecture that `describe_encoder` knows."""
+    return _ARCHITECTURES[architecture].names
+
+
 def encoder_weights(arch: EncoderArch) -> WeightMap:
     """The tensors that a checkpoint of `arch` must hold, by the names of `encoder_tensors_of`."""
-    return encoder_tensors.weight_map(arch, _ARCHITECTURES[arch.architecture].names)
+    return encoder_tensors.weight_map(arch, encoder_names(arch.architecture))
 
 
 def weights_of(arch: Arch | EncoderArch) -> WeightMap:

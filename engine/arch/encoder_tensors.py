@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from inferd.engine.arch.description import ArchError
 from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.arch.matrices import norm, of_layer
 from inferd.engine.arch.matrix import Axis, Component, LinearWeight, Weight, whole
-from inferd.engine.arch.weights import RowOrder, Source, Tensor, UpFirst, WeightMap
+from inferd.engine.arch.tensors import Formats, matrix_sources
+from inferd.engine.arch.weights import AnySource, QuantizedSource, RowOrder, Source, Tensor, UpFirst, WeightMap
 
 
 def embedding(arch: EncoderArch) -> Weight:
@@ -128,14 +129,15 @@ def named_in_full(tensors: Mapping[str, Tensor], names: EncoderNames) -> dict[st
 
 def weight_map(arch: EncoderArch, names: EncoderNames) -> WeightMap:
     """Every tensor of `arch` in a checkpoint that uses `names`, without prefixes."""
-    sources = [*_embeddings(arch, names)]
+    sources: list[AnySource] = [*_embeddings(arch, names)]
+    formats = Formats(arch.stored)
     for layer in range(arch.num_layers):
         theirs, owner = f"{names.layer}{layer}.", of_layer(layer)
         (qkv, o), (up, down) = attention(arch, layer), mlp(arch, layer)
-        sources += _modules(theirs, names.qkv, qkv)
-        sources += _modules(theirs, (names.o,), o)
-        sources += _modules(theirs, names.up, up, UpFirst() if names.has_up_first else None)
-        sources += _modules(theirs, (names.down,), down)
+        sources += _modules(formats, theirs, names.qkv, qkv)
+        sources += _modules(formats, theirs, (names.o,), o)
+        sources += _modules(formats, theirs, names.up, up, UpFirst() if names.has_up_first else None)
+        sources += _modules(formats, theirs, (names.down,), down)
         if layer or not arch.has_pre_norms:
             sources += _norm(arch, theirs + names.attention_norm, stream_norm(arch, "attention_norm", owner))
         sources += _norm(arch, theirs + names.mlp_norm, stream_norm(arch, "mlp_norm", owner))
@@ -143,12 +145,14 @@ def weight_map(arch: EncoderArch, names: EncoderNames) -> WeightMap:
         sources += _norm(arch, names.final_norm, stream_norm(arch, "norm"))
     if arch.classifier is not None:
         for module, matrix in zip(names.classifier, classifier(arch), strict=True):
-            sources += _modules("", (module,), matrix)
+            sources += _modules(Formats(None), "", (module,), matrix)
         if arch.classifier.has_norm:
             sources += _norm(arch, names.classifier_norm, stream_norm(arch, "classifier.norm"))
-    read = {source.tensor for source in sources}
+    plain = tuple(source for source in sources if isinstance(source, Source))
+    quantized = tuple(source for source in sources if isinstance(source, QuantizedSource))
+    read = {source.tensor for source in plain}
     unread = tuple(name for name in names.unread if not any(tensor.startswith(name) for tensor in read))
-    return WeightMap(tuple(sources), unread=unread)
+    return WeightMap(plain, quantized, unread=unread)
 
 
 def _embeddings(arch: EncoderArch, names: EncoderNames) -> Iterator[Source]:
@@ -169,11 +173,13 @@ def _norm(arch: EncoderArch, module: str, weight: Weight) -> Iterator[Source]:
 
 
 def _modules(
-    theirs: str, modules: tuple[str, ...], matrix: LinearWeight, order: RowOrder | None = None
-) -> Iterator[Source]:
+    formats: Formats, theirs: str, modules: tuple[str, ...], matrix: LinearWeight, order: RowOrder | None = None
+) -> Iterable[AnySource]:
     """Sources of one of our matrices: one module for each of its blocks of rows, or one for all."""
     sizes = (matrix.num_rows,) if len(modules) == 1 else tuple(axis.size for axis in matrix.rows)
-    for module, size, row in zip(modules, sizes, accumulate(sizes, initial=0), strict=False):
-        yield Source(f"{theirs}{module}.weight", (size, matrix.num_inputs), matrix, row, row_order=order)
-        if matrix.has_bias:
-            yield Source(f"{theirs}{module}.bias", (size,), matrix.bias, row, row_order=order)
+    named = [(f"{theirs}{module}", size) for module, size in zip(modules, sizes, strict=True)]
+    for source in matrix_sources([(module, formats.of(module), size) for module, size in named], matrix):
+        yield replace(source, row_order=order)
+    if matrix.has_bias:
+        for (module, size), row in zip(named, accumulate(sizes, initial=0), strict=False):
+            yield Source(f"{module}.bias", (size,), matrix.bias, row, row_order=order)

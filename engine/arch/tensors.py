@@ -115,7 +115,7 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
     """Every tensor of `arch` in a checkpoint that uses `names`."""
     sources: list[AnySource] = [*_embedding(arch)]
     sources.extend(_norm(arch, f"model.{names.final_norm}", "norm"))
-    formats = _Formats(arch.stored)
+    formats = Formats(arch.stored)
     for layer in range(arch.num_layers):
         theirs, owner = f"model.layers.{layer}", of_layer(layer)
         for part in ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"):
@@ -141,7 +141,7 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
     ties = (Tie(HEAD, EMBEDDING),) if arch.tie_embeddings else ()
     if not ties and not arch.is_bidirectional:
         form, matrix = None if arch.stored is None else arch.stored.head, head(arch)
-        sources.extend(_matrix([("lm_head", form, matrix.num_rows)], matrix))
+        sources.extend(matrix_sources([("lm_head", form, matrix.num_rows)], matrix))
     return WeightMap(
         tuple(source for source in sources if isinstance(source, Source)),
         tuple(source for source in sources if isinstance(source, QuantizedSource)),
@@ -155,7 +155,7 @@ def _embedding(arch: Arch) -> Iterable[AnySource]:
     if not isinstance(weight, LinearWeight):
         return (Source.whole(EMBEDDING, weight),)
     assert arch.stored is not None
-    return _matrix([(EMBEDDING.removesuffix(".weight"), arch.stored.embedding, weight.num_rows)], weight)
+    return matrix_sources([(EMBEDDING.removesuffix(".weight"), arch.stored.embedding, weight.num_rows)], weight)
 
 
 def _unread(arch: Arch) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def modelled_weights(modelled: Modelled) -> WeightMap:
     return WeightMap(sources, ties=tuple(Tie(name, equals=table) for name in modelled.ties), unread=modelled.unread)
 
 
-class _Formats:
+class Formats:
     """The format of each linear module of the layers."""
 
     def __init__(self, stored: Stored | None) -> None:
@@ -192,7 +192,7 @@ def _norm(arch: Arch, tensor: str, own: str, owner: str = "") -> Iterator[Source
         yield Source.whole(f"{tensor}.bias", weight.bias)
 
 
-def _attention(arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
+def _attention(arch: Arch, layer: int, formats: Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
     heads, owner, (qkv, o) = arch.heads(layer), of_layer(layer), attention(arch, layer)
     projections = _linear(formats, theirs, names.qkv[: len(qkv.rows)], qkv)
     yield from _reordered(arch, projections, tuple(f"{theirs}.{name}" for name in names.qkv[:2]))
@@ -221,7 +221,7 @@ def _reordered(arch: Arch, qkv: Iterable[AnySource], turned: tuple[str, ...]) ->
         yield replace(source, row_order=neighbours)
 
 
-def _recurrent(arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
+def _recurrent(arch: Arch, layer: int, formats: Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
     """A Gated DeltaNet, a Mamba-2 layer, or a short convolution."""
     (before, behind), sizes = recurrent(arch, layer), arch.recurrent
     if isinstance(sizes, GatedDelta) and len(names.delta_in) < 4:
@@ -263,7 +263,7 @@ _RECURRENT = {
 
 
 def _mlp(
-    matrices: tuple[LinearWeight, LinearWeight], formats: _Formats, theirs: str, names: TensorNames
+    matrices: tuple[LinearWeight, LinearWeight], formats: Formats, theirs: str, names: TensorNames
 ) -> Iterator[AnySource]:
     """The matrices of an MLP, or of an expert."""
     before, down = matrices
@@ -279,7 +279,7 @@ def _layer_inputs(arch: Arch) -> Iterator[Source]:
     yield Source.whole("model.per_layer_projection_norm.weight", weight)
 
 
-def _layer_input(arch: Arch, layer: int, formats: _Formats, theirs: str) -> Iterator[AnySource]:
+def _layer_input(arch: Arch, layer: int, formats: Formats, theirs: str) -> Iterator[AnySource]:
     """The matrices and the norm by which a layer adds its input to the stream."""
     gate, projection = layer_input(arch, layer)
     yield from _linear(formats, theirs, ("per_layer_input_gate",), gate)
@@ -288,12 +288,12 @@ def _layer_input(arch: Arch, layer: int, formats: _Formats, theirs: str) -> Iter
     yield Source.whole(f"{theirs}.post_per_layer_input_norm.weight", weight)
 
 
-def _experts(arch: Arch, layer: int, formats: _Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
+def _experts(arch: Arch, layer: int, formats: Formats, names: TensorNames, theirs: str) -> Iterator[AnySource]:
     """A router, which is never quantized, and the gated MLP of each expert, the shared one included."""
     experts = arch.experts
     assert experts is not None and arch.has_gate
     shared, theirs = f"{theirs}.{names.shared}", f"{theirs}.{names.of_experts}"
-    yield from _linear(_Formats(None), theirs.removesuffix("."), (names.router,), router(arch, layer))
+    yield from _linear(Formats(None), theirs.removesuffix("."), (names.router,), router(arch, layer))
     if experts.has_score_bias:
         yield Source.whole(f"{theirs}{names.score_bias}", score_bias(arch, layer))
     if experts.beside_mlp:
@@ -309,21 +309,21 @@ def _experts(arch: Arch, layer: int, formats: _Formats, names: TensorNames, thei
 
 
 def _linear(
-    formats: _Formats, theirs: str, tensors: tuple[str, ...], matrix: LinearWeight, sizes: tuple[int, ...] | None = None
+    formats: Formats, theirs: str, tensors: tuple[str, ...], matrix: LinearWeight, sizes: tuple[int, ...] | None = None
 ) -> Iterator[AnySource]:
     """Sources of one of our matrices: one module for each of `sizes` (default: its blocks of rows), or one for all."""
     if len(tensors) == 1:
         sizes = (matrix.num_rows,)
     sizes = sizes or tuple(axis.size for axis in matrix.rows)
     modules = [(f"{theirs}.{name}", size) for name, size in zip(tensors, sizes, strict=True)]
-    yield from _matrix([(module, formats.of(module), size) for module, size in modules], matrix)
+    yield from matrix_sources([(module, formats.of(module), size) for module, size in modules], matrix)
     if matrix.has_bias:
         starts = accumulate(sizes, initial=0)
         for (module, size), row in zip(modules, starts, strict=False):
             yield Source(f"{module}.bias", (size,), matrix.bias, row)
 
 
-def _matrix(modules: list[tuple[str, Format | None, int]], matrix: LinearWeight) -> Iterator[AnySource]:
+def matrix_sources(modules: list[tuple[str, Format | None, int]], matrix: LinearWeight) -> Iterator[AnySource]:
     """Sources of one of our matrices from (module, its format, its number of rows). Modules that follow one another in
     one layout are one part of it."""
     parts: list[list[tuple[str, Format | None, int]]] = []

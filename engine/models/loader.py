@@ -23,7 +23,6 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.arch.encoder_registry import weights_of
 from inferd.engine.arch.matrices import head as head_matrix
-from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import QuantizedSource, RowOrder, Source, WeightMap
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
@@ -59,14 +58,14 @@ def recipe_of(
     that the embedding and dense layers of a float32 model keep. `as_declared`: activations are quantized as the
     checkpoint declares, if it does.
     """
-    if isinstance(arch, EncoderArch) or arch.stored is None:
+    if arch.stored is None:
         return recipes(choices, narrow)[quantization]
     plain = Dense(choices, narrow)
     schemes = {
         matrix: scheme_of(parts, dtype, plain, choices.is_invariant, as_declared=as_declared)
-        for matrix, parts in weights(arch).parts().items()
+        for matrix, parts in weights_of(arch).parts().items()
     }
-    head = schemes.pop(head_matrix(arch).name, plain)
+    head = plain if isinstance(arch, EncoderArch) else schemes.pop(head_matrix(arch).name, plain)
     most = Counter(schemes.values()).most_common(1)[0][0]
     exceptions = {matrix: scheme for matrix, scheme in schemes.items() if scheme != most}
     return Recipe(most, head, exceptions, plain, narrow)

@@ -141,7 +141,7 @@ class ServedModel:
             format=found,
             tokenizer_info=_written({**info, "chat_template": template.source if template else None}),
             generates=draws_tokens(config),
-            embeds=sentences_of(path, config),
+            embeds=sentences_of(path, config, read.gguf),
             fill_in=FillIn.of(tokenizer, vocab_size, tokenizer_config["fim_token_ids"] if is_gguf(path) else {}),
         )
 

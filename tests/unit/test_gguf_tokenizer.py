@@ -274,7 +274,7 @@ def test_a_files_vocabulary_is_that_of_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "bert"}, "tokenizer.ggml.model must be one of gpt2, llama, gemma4, but is 'bert'"),
+        ({"model": "rwkv"}, "tokenizer.ggml.model must be one of gpt2, llama, gemma4, bert, t5, but is 'rwkv'"),
         ({"model": None}, "lacks tokenizer.ggml.model"),
         ({"pre": "klingon"}, "tokenizer.ggml.pre 'klingon' is not known; known are: llama-bpe"),
         ({"pre": None}, "lacks tokenizer.ggml.pre, .* convert the model again"),

@@ -5,26 +5,23 @@ So each family file reads both. It knows the keys that llama.cpp writes. `famili
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from inferd.engine.arch.gguf.families import FAMILIES
 from inferd.engine.arch.gguf.header import GgufError
-from inferd.engine.arch.gguf.metadata import KEY, ROTATED, VALUE, Config, GgufFamily, Metadata, layers_with, num_layers
+from inferd.engine.arch.gguf.metadata import (
+    KEY,
+    ROTATED,
+    VALUE,
+    Config,
+    GgufFamily,
+    Metadata,
+    dtype_of,
+    layers_with,
+    neutral,
+    num_layers,
+    vocab_size_of,
+)
 from inferd.engine.arch.gguf.ropes import rope_scaling
-from inferd.engine.arch.gguf.types import PLAIN
 from inferd.engine.arch.shown import shown
-
-NEUTRAL: Mapping[str, object] = {
-    "expert_count": 0, "expert_shared_count": 0, "expert_group_count": 0, "leading_dense_block_count": 0,
-    "expert_weights_scale": 1.0, "expert_gating_func": 1, "nextn_predict_layers": 0, "use_parallel_residual": False,
-    "logit_scale": 1.0, "embedding_scale": 1.0, "residual_scale": 1.0, "attn_logit_softcapping": 0.0,
-    "final_logit_softcapping": 0.0, "attention.scale": 0.0, "attention.output_scale": 0.0,
-    "attention.max_alibi_bias": 0.0, "attention.clamp_kqv": 0.0, "attention.causal": True,
-    "attention.sliding_window": 0, "attention.temperature_length": 0, "attention.temperature_scale": 0.0,
-    "attention.shared_kv_layers": 0, "altup.num_inputs": 0,
-}  # fmt: skip
-"""Keys that change what a model computes, and the value at which they do not. A family that does not read such a key
-refuses another value."""
 
 VISION = "clip"
 """Architecture of a file that holds the other parts of a model than text, which is called mmproj."""
@@ -43,14 +40,12 @@ def config_of(of: Metadata) -> Config:
     """config.json of the model. The family file checks the values. Raises `GgufError` for a key that is missing, and
     for one whose value asks for something that the family does not compute."""
     family = family_of(of)
-    for key, neutral in NEUTRAL.items():
-        if key not in family.reads and of.get(key, neutral) not in (neutral, None):
-            raise of.refuse(key, f"must be {neutral!r} in this family")
+    neutral(of, family.reads)
     heads = of.required("attention.head_count")
     config = {
         "architectures": [family.architecture],
         "model_type": of.architecture,
-        "vocab_size": _vocab_size(of),
+        "vocab_size": vocab_size_of(of),
         "hidden_size": of.required("embedding_length"),
         "intermediate_size": _mlp_size(of),
         "num_hidden_layers": num_layers(of),
@@ -63,7 +58,7 @@ def config_of(of: Metadata) -> Config:
         "attention_bias": bool(layers_with(of, "attn_q.bias")),
         "mlp_bias": bool(layers_with(of, "ffn_up.bias")),
         "tie_word_embeddings": "output.weight" not in of.tensors,
-        "dtype": _dtype(of),
+        "dtype": dtype_of(of),
         "head_dim": _head_dim(of),
         "partial_rotary_factor": _turned_part(of) if family.turns_part else None,
         "rope_scaling": rope_scaling(of),
@@ -82,13 +77,6 @@ def _mlp_size(of: Metadata) -> object:
     return of.required("feed_forward_length") if size is None and not of.get("expert_count") else size
 
 
-def _vocab_size(of: Metadata) -> int:
-    embedding = of.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise GgufError("the file lacks the tensor token_embd.weight")
-    return embedding.shape[0]
-
-
 def _head_dim(of: Metadata) -> int | None:
     """Size of a head; None if the file leaves it to be computed."""
     stated = {name: of.whole(name) for name in (KEY, VALUE, ROTATED) if of.get(name) is not None}
@@ -100,15 +88,6 @@ def _head_dim(of: Metadata) -> int | None:
     if stated.get(ROTATED, found) != found:
         raise of.refuse(ROTATED, f"must be the size of a head, {shown(found)}")
     return found
-
-
-def _dtype(of: Metadata) -> str:
-    """Dtype of most of the weights; bfloat16 if most of them are quantized."""
-    bytes_by_type: dict[str, int] = {}
-    for tensor in of.tensors.values():
-        bytes_by_type[tensor.type.name] = bytes_by_type.get(tensor.type.name, 0) + tensor.num_bytes
-    most = max(bytes_by_type, key=lambda name: bytes_by_type[name], default="F32")
-    return dict(zip(PLAIN, ("float32", "float16", "bfloat16"), strict=True)).get(most, "bfloat16")
 
 
 def _turned_part(of: Metadata) -> float | None:

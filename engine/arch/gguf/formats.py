@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from inferd.engine.arch.description import Arch
+from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.arch.gguf.orders import Order, TiledHeads
 from inferd.engine.arch.gguf.tensors import PlacedTensor
 from inferd.engine.arch.stored import IntLayout, Stored, StoredTensor
@@ -76,7 +77,14 @@ def with_blocks(arch: Arch, matrices: WeightMap, tensors: Mapping[str, PlacedTen
     return replace(arch, stored=stored, tie_embeddings=arch.tie_embeddings and head is None)
 
 
-def in_words(arch: Arch, tensors: Iterable[PlacedTensor]) -> str:
+def encoder_with_blocks(arch: EncoderArch, matrices: WeightMap, tensors: Mapping[str, PlacedTensor]) -> EncoderArch:
+    """The same of an encoder. Its tables and its classifier are dequantized."""
+    modules = [source.tensor.removesuffix(".weight") for source in matrices.sources if source.may_be_quantized]
+    stored = Stored.of({module: _format(tensors.get(f"{module}.weight")) for module in modules}, head=None)
+    return arch if stored.layers is None else replace(arch, stored=stored)
+
+
+def in_words(arch: Arch | EncoderArch, tensors: Iterable[PlacedTensor]) -> str:
     """The types of blocks in a file, and whether they are kept or dequantized; "" if it has none."""
     stored = arch.stored
     forms = (

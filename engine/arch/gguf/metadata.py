@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from inferd.engine.arch.gguf.header import GgufError, GgufTensor, Value
+from inferd.engine.arch.gguf.types import PLAIN
 from inferd.engine.arch.shown import shown
 
 LONG_FACTORS, SHORT_FACTORS, ROPE_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"
@@ -17,6 +18,19 @@ Config = dict[str, Any]
 
 KEY, VALUE, ROTATED = "attention.key_length", "attention.value_length", "rope.dimension_count"
 """Sizes of a head of K and of V, and of the part that rope turns."""
+
+
+NEUTRAL: Mapping[str, object] = {
+    "expert_count": 0, "expert_shared_count": 0, "expert_group_count": 0, "leading_dense_block_count": 0,
+    "expert_weights_scale": 1.0, "expert_gating_func": 1, "nextn_predict_layers": 0, "use_parallel_residual": False,
+    "logit_scale": 1.0, "embedding_scale": 1.0, "residual_scale": 1.0, "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0.0, "attention.scale": 0.0, "attention.output_scale": 0.0,
+    "attention.max_alibi_bias": 0.0, "attention.clamp_kqv": 0.0, "attention.causal": True,
+    "attention.sliding_window": 0, "attention.temperature_length": 0, "attention.temperature_scale": 0.0,
+    "attention.shared_kv_layers": 0, "altup.num_inputs": 0,
+}  # fmt: skip
+"""Keys that change what a model computes, and the value at which they do not. A family that does not read such a key
+refuses another value."""
 
 
 class Metadata:
@@ -117,3 +131,26 @@ def rows_of(of: Metadata, name: str) -> int | None:
 def layers_with(of: Metadata, name: str) -> list[int]:
     """The layers that have a tensor `name`."""
     return [layer for layer in range(num_layers(of)) if f"blk.{layer}.{name}" in of.tensors]
+
+
+def neutral(of: Metadata, reads: Set[str]) -> None:
+    """Raises `GgufError` for a key of `NEUTRAL` that is not in `reads` and has another value."""
+    for key, value in NEUTRAL.items():
+        if key not in reads and of.get(key, value) not in (value, None):
+            raise of.refuse(key, f"must be {value!r} in this family")
+
+
+def vocab_size_of(of: Metadata) -> int:
+    embedding = of.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise GgufError("the file lacks the tensor token_embd.weight")
+    return embedding.shape[0]
+
+
+def dtype_of(of: Metadata) -> str:
+    """Dtype of most of the weights; bfloat16 if most of them are quantized."""
+    bytes_by_type: dict[str, int] = {}
+    for tensor in of.tensors.values():
+        bytes_by_type[tensor.type.name] = bytes_by_type.get(tensor.type.name, 0) + tensor.num_bytes
+    most = max(bytes_by_type, key=lambda name: bytes_by_type[name], default="F32")
+    return dict(zip(PLAIN, ("float32", "float16", "bfloat16"), strict=True)).get(most, "bfloat16")

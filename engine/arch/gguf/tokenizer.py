@@ -1,30 +1,31 @@
 """Turns the metadata of a GGUF file into tokenizer.json, tokenizer_config.json and generation_config.json.
 
-It knows byte-level BPE ("gpt2") and SentencePiece's BPE ("llama", and with merges "gemma4"). It knows no tokenizer
-library.
+It knows byte-level BPE ("gpt2") and SentencePiece's BPE ("llama", and with merges "gemma4"). `encoder_tokenizer` knows
+the kinds of encoders. It knows no tokenizer library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
+from inferd.engine.arch.gguf.encoder_tokenizer import around_texts, unigram, wordpiece, written
+from inferd.engine.arch.gguf.encoders import ENCODERS
 from inferd.engine.arch.gguf.header import GgufError, Value
 from inferd.engine.arch.gguf.splitters import SPLITTERS, Splitter
+from inferd.engine.arch.gguf.vocabulary import (
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Json,
+    Merges,
+    Vocabulary,
+    is_line,
+)
 from inferd.engine.arch.shown import shown
 
-Json = dict[str, Any]
-Merges = list[str] | list[list[str]]
-"""All merges as lines of two tokens with a blank between them, or all as pairs of tokens if a token has a blank itself.
-The library reads lines in a third of the memory."""
-
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-_SPACE = "\u2581"
-"""Character that stands for a space in SentencePiece's tokens."""
-
-_MAX_TOKEN_CHARS, _MAX_CHARS = 2**10, 2**22
-"""Most characters of a token, and of all. A vocabulary of 262,144 tokens has 2 million. Merges are found by cutting
-each token at each place, which takes time to the square of its length."""
 _MAX_MERGED_CHARS = 2**24
 """Most characters of the tokens that merges make, each counted as often as it is made."""
 
@@ -49,90 +50,6 @@ _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p":
              "repetition_penalty": "penalty_repeat"}  # fmt: skip
 
 
-class Vocabulary:
-    """The keys `tokenizer.ggml.*` of one file, checked."""
-
-    def __init__(self, values: Mapping[str, Value]) -> None:
-        """Raises `GgufError` for a key of another type, and for lists of different lengths."""
-        self._values = values
-        self.kind: str = self._get("model", str, None)
-        self.tokens = self._tokens()
-        size = len(self.tokens)
-        self.types: Sequence[int] = self._list("token_type", size) or (_NORMAL,) * size
-        self.scores: Sequence[float] = self._list("scores", size)
-
-    def flag(self, name: str, default: bool) -> bool:
-        found: bool = self._get(name, bool, default)
-        return found
-
-    def token_id(self, name: str, default: int | None = None) -> int | None:
-        """The id that `name` states. Raises `GgufError` if it is outside of the vocabulary."""
-        key = f"tokenizer.ggml.{name}"
-        found = self._values.get(key, default)
-        if found is None or (key not in self._values and not self._is_id(found)):
-            return None
-        if not self._is_id(found):
-            raise GgufError(f"{key} must be an id from 0 to {len(self.tokens) - 1}, but is {shown(found)}")
-        assert isinstance(found, int)
-        return found
-
-    def merges(self) -> Merges | None:
-        """The file's merges; None if it has none."""
-        if "tokenizer.ggml.merges" not in self._values:
-            return None
-        lines: list[str] = self._get("merges", list, None)
-        if all(map(_is_line, lines)):
-            return lines
-        pairs = []
-        for merge in lines:
-            cut = merge.find(" ", 1)
-            if cut < 0:
-                raise GgufError(f"tokenizer.ggml.merges must hold two tokens in each item, but holds {shown(merge)}")
-            pairs.append([merge[:cut], merge[cut + 1 :]])
-        return pairs
-
-    def text(self, name: str) -> str | None:
-        found = self._values.get(f"tokenizer.ggml.{name}")
-        return found if isinstance(found, str) else None
-
-    def _is_id(self, value: object) -> bool:
-        return type(value) is int and 0 <= value < len(self.tokens)
-
-    def _tokens(self) -> list[str]:
-        tokens: list[str] = self._get("tokens", list, None)
-        if not tokens or not isinstance(tokens[0], str):
-            raise GgufError("tokenizer.ggml.tokens must be a list of texts")
-        longest, total = max(map(len, tokens)), sum(map(len, tokens))
-        if longest > _MAX_TOKEN_CHARS or total > _MAX_CHARS:
-            raise GgufError(
-                f"tokenizer.ggml.tokens must have at most {_MAX_TOKEN_CHARS} characters in a token and {_MAX_CHARS} in "
-                f"all, but has {longest} and {total}"
-            )
-        named = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
-        if len(set(named)) < len(named):
-            seen: dict[str, int] = {}
-            for index, token in enumerate(named):
-                if seen.setdefault(token, index) != index:
-                    raise GgufError(
-                        f"tokenizer.ggml.tokens holds {shown(token)} twice, as {seen[token]} and as {index}"
-                    )
-        return named
-
-    def _list(self, name: str, size: int) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = self._get(name, tuple, ())
-        if found and len(found) != size:
-            raise GgufError(f"tokenizer.ggml.{name} must have an item for each of {size} tokens, but has {len(found)}")
-        return found
-
-    def _get(self, name: str, kind: type, default: Any) -> Any:
-        found = self._values.get(f"tokenizer.ggml.{name}", default)
-        if found is None:
-            raise GgufError(f"the metadata lacks tokenizer.ggml.{name}")
-        if not isinstance(found, kind):
-            raise GgufError(f"tokenizer.ggml.{name} must be a {kind.__name__}, but is {shown(found)}")
-        return found
-
-
 def tokenizer_of(values: Mapping[str, Value]) -> Json:
     """tokenizer.json of the model. Raises `GgufError` for a kind of tokenizer or a splitter that is not known."""
     vocabulary = Vocabulary(values)
@@ -140,6 +57,8 @@ def tokenizer_of(values: Mapping[str, Value]) -> Json:
         "gpt2": _byte_level,
         "llama": _sentencepiece,
         "gemma4": _sentencepiece,
+        "bert": wordpiece,
+        "t5": unigram,
     }
     if vocabulary.kind not in kinds:
         raise GgufError(f"tokenizer.ggml.model must be one of {', '.join(kinds)}, but is {shown(vocabulary.kind)}")
@@ -149,7 +68,8 @@ def tokenizer_of(values: Mapping[str, Value]) -> Json:
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": list(_added_tokens(vocabulary, architecture)),
         **made,
-        "post_processor": _post_processor(vocabulary),
+        "post_processor": (around_texts(vocabulary, architecture) if architecture in ENCODERS
+                           else _post_processor(vocabulary)),
     }  # fmt: skip
 
 
@@ -183,7 +103,7 @@ def generation_config_of(values: Mapping[str, Value]) -> Json:
     ids += [
         index
         for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-        if token in _ENDS and kind in (_CONTROL, _USER_DEFINED)
+        if token in _ENDS and kind in (CONTROL, USER_DEFINED)
     ]
     sampling = {name: values.get(f"general.sampling.{key}") for name, key in _SAMPLING.items()}
     found: Json = {name: value for name, value in sampling.items() if value is not None}
@@ -245,21 +165,21 @@ def _sentencepiece(vocabulary: Vocabulary, architecture: str) -> Json:
     has_prefix = vocabulary.flag("add_space_prefix", True)
     if architecture.startswith("gemma"):
         # The file writes tokens of several spaces as spaces. Its scores do not follow the order of merges; ids do.
-        tokens = [token if token.strip(" ") else _SPACE * len(token) for token in tokens]
-        types = [_NORMAL if kind == _USER_DEFINED else kind for kind in types]
+        tokens = [token if token.strip(" ") else SPACE * len(token) for token in tokens]
+        types = [NORMAL if kind == USER_DEFINED else kind for kind in types]
         scores = range(0, -len(tokens), -1)
     merges = vocabulary.merges()
     if merges is None:
         if not scores:
             raise GgufError("the metadata lacks tokenizer.ggml.scores, and has no merges")
         merges = _merges_of(tokens, types, scores)
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    steps: list[Json] = [{"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}]
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    steps: list[Json] = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
     steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
     if has_prefix:
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     unknown = vocabulary.token_id("unknown_token_id", 0)
-    prefix = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
+    prefix = [{"type": "Prepend", "prepend": SPACE}] if has_prefix else []
     model = _model(tokens, types, merges, unk_token=None if unknown is None else tokens[unknown])
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prefix, replace]},
@@ -274,7 +194,7 @@ def _merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[flo
 
     SentencePiece merges whatever makes the token with the highest score, and writes no merges.
     """
-    ids = {token: index for index, token in enumerate(tokens) if types[index] == _NORMAL}
+    ids = {token: index for index, token in enumerate(tokens) if types[index] == NORMAL}
     found: list[tuple[float, int, int, int, int, str]] = []
     num_chars = 0
     for token, index in ids.items():
@@ -291,12 +211,7 @@ def _merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[flo
             )
     found.sort()
     lines = [line for *_, line in found]
-    return lines if all(map(_is_line, lines)) else [[tokens[left], tokens[right]] for *_, left, right, _ in found]
-
-
-def _is_line(merge: str) -> bool:
-    """Whether the library reads two tokens from this line. It takes one of its own comments for no merge."""
-    return merge.count(" ") == 1 and merge[0] != " " and merge[-1] != " " and not merge.startswith("#version")
+    return lines if all(map(is_line, lines)) else [[tokens[left], tokens[right]] for *_, left, right, _ in found]
 
 
 def _model(
@@ -311,7 +226,7 @@ def _model(
     vocab = {
         token: index
         for index, token in enumerate(tokens)
-        if types[index] != _UNUSED or token not in (f"[PAD{index}]", f"[EMPTY_{index}]")
+        if types[index] != UNUSED or token not in (f"[PAD{index}]", f"[EMPTY_{index}]")
     }
     return {
         "type": "BPE", "dropout": None, "unk_token": unk_token, "continuing_subword_prefix": None,
@@ -324,14 +239,18 @@ def _added_tokens(vocabulary: Vocabulary, architecture: str) -> Iterator[Json]:
     """Tokens that are found in a text before it is cut into words."""
     is_phi3 = architecture == "phi3" and vocabulary.kind == "llama"
     is_gemma = architecture.startswith("gemma")
+    # Mask tokens of encoders swallow the blanks before them, but BERT's.
+    masks = architecture in ENCODERS and vocabulary.kind != "bert"
+    mask = vocabulary.token_id("mask_token_id") if masks else None
     for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
-        if kind not in (_CONTROL, _UNKNOWN, _USER_DEFINED) or (is_gemma and not token.strip(" ")):
+        if kind not in (CONTROL, UNKNOWN, USER_DEFINED) or (is_gemma and not token.strip(" ")):
             continue
         # No file says which tokens swallow the blanks behind them; Phi-3's do.
         rstrip = is_phi3 and token not in ("<unk>", "<s>", "<|endoftext|>")
+        content = written(vocabulary, index, token) if vocabulary.kind == "bert" else token
         yield {
-            "id": index, "content": token, "single_word": False, "lstrip": False, "rstrip": rstrip,
-            "normalized": False, "special": kind != _USER_DEFINED,
+            "id": index, "content": content, "single_word": False, "lstrip": index == mask, "rstrip": rstrip,
+            "normalized": False, "special": kind != USER_DEFINED,
         }  # fmt: skip
 
 
