@@ -53,6 +53,19 @@ class RelativeBias:
 
 
 @dataclass(frozen=True, slots=True)
+class Disentangled:
+    """DeBERTa's attention: a query also meets a key for each bucket of distances, and a key a query for each. These are
+    the projections of a learned row of hidden size."""
+
+    num_buckets: int
+    """Buckets of each sign; all buckets beyond them are the last."""
+    max_distance: int
+    """Distance from which on there is one bucket. 0: every bucket is one distance."""
+    has_norm: bool
+    """Whether the rows have a norm."""
+
+
+@dataclass(frozen=True, slots=True)
 class Classifier:
     """Logits of a text: out(norm(activation(dense(pooled hidden state))))."""
 
@@ -94,6 +107,7 @@ class EncoderArch:
     """Number of tokens before and behind a token that each layer's attention sees; None for all. Empty: all layers see
     all."""
     relative_bias: RelativeBias | None = None
+    disentangled: Disentangled | None = None
     has_pre_norms: bool = False
     """Whether norms come before attention and MLP, and one behind the layers, and not after the adds. The first layer's
     attention then has none, because the embedding has one."""

@@ -13,7 +13,7 @@ from inferd.engine.arch import encoder_tensors, registry
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.encoder import Classifier, EncoderArch
 from inferd.engine.arch.encoder_tensors import EncoderNames
-from inferd.engine.arch.encoders import bert, distilbert, gte, modernbert, mpnet, nomic_bert, roberta
+from inferd.engine.arch.encoders import bert, deberta, distilbert, gte, modernbert, mpnet, nomic_bert, roberta
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.shown import shown
 from inferd.engine.arch.tensors import named_in_full
@@ -37,6 +37,7 @@ _ROBERTA = Family(roberta.describe, roberta.classifier, roberta.NAMES)
 _FAMILIES: dict[str, Family] = {
     "Bert": Family(bert.describe, bert.classifier, bert.NAMES),
     "Camembert": _ROBERTA,
+    "DebertaV2": Family(deberta.describe, deberta.classifier, deberta.NAMES),
     "DistilBert": Family(distilbert.describe, distilbert.classifier, distilbert.NAMES),
     "Gte": _GTE,
     "MPNet": Family(mpnet.describe, mpnet.classifier, mpnet.NAMES),

@@ -33,6 +33,12 @@ def relative_bias(arch: EncoderArch) -> Weight:
     return whole("relative_bias", Component.ATTENTION, (arch.relative_bias.num_buckets, arch.num_heads))
 
 
+def distances(arch: EncoderArch) -> Weight:
+    """A row for each bucket of distances of both signs."""
+    assert arch.disentangled is not None
+    return whole("distances", Component.ATTENTION, (2 * arch.disentangled.num_buckets, arch.hidden_size))
+
+
 def stream_norm(arch: EncoderArch, own: str, owner: str = "") -> Weight:
     """A norm of hidden states, of this name."""
     return norm(own, arch.hidden_size, owner)
@@ -93,6 +99,8 @@ class EncoderNames:
     token_types: str = "embeddings.token_type_embeddings"
     embedding_norm: str = "embeddings.LayerNorm"
     relative_bias: str = ""
+    distances: str = ""
+    distance_norm: str = ""
     layer: str = "encoder.layer."
     """Beginning of the names of a layer's tensors, before its number."""
     qkv: tuple[str, ...] = ("attention.self.query", "attention.self.key", "attention.self.value")
@@ -163,6 +171,10 @@ def _embeddings(arch: EncoderArch, names: EncoderNames) -> Iterator[Source]:
         yield Source.whole(f"{names.token_types}.weight", token_types(arch))
     if arch.relative_bias is not None:
         yield Source.whole(f"{names.relative_bias}.weight", relative_bias(arch))
+    if arch.disentangled is not None:
+        yield Source.whole(f"{names.distances}.weight", distances(arch))
+        if arch.disentangled.has_norm:
+            yield from _norm(arch, names.distance_norm, stream_norm(arch, "distance_norm"))
     yield from _norm(arch, names.embedding_norm, stream_norm(arch, "embedding_norm"))
 
 

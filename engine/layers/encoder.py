@@ -18,6 +18,7 @@ from inferd.engine.arch.encoder import EncoderArch, HeadActivation, Pooling, Rel
 from inferd.engine.arch.matrices import of_layer
 from inferd.engine.arch.matrix import Weight
 from inferd.engine.layers.branch import GATES
+from inferd.engine.layers.disentangled import DisentangledAttention, DistanceTable
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import LayerNorm
 from inferd.engine.layers.packed_batch import PackedBatch
@@ -143,9 +144,14 @@ class EncoderLayer:
     norm's kernel adds on its way. In others it is x alone.
     """
 
-    def __init__(self, arch: EncoderArch, layer: int, place: Placement, bias: BiasTable | None) -> None:
+    def __init__(self, arch: EncoderArch, layer: int, place: Placement, bias: BiasTable | DistanceTable | None) -> None:
         self._has_pre_norms, owner = arch.has_pre_norms, of_layer(layer)
-        self._attention, self._mlp = PackedAttention(arch, layer, place, bias), EncoderMLP(arch, layer, place)
+        self._attention = (
+            DisentangledAttention(arch, layer, place, bias)
+            if isinstance(bias, DistanceTable)
+            else PackedAttention(arch, layer, place, bias)
+        )
+        self._mlp = EncoderMLP(arch, layer, place)
         has_first_norm = bool(layer) or not arch.has_pre_norms
         self._attention_norm = encoder_norm(arch, place, "attention_norm", owner) if has_first_norm else None
         self._mlp_norm = encoder_norm(arch, place, "mlp_norm", owner)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.encoder import EncoderArch
+from inferd.engine.layers.disentangled import DistanceTable
 from inferd.engine.layers.encoder import (
     BiasTable,
     ClassifierHead,
@@ -46,7 +47,11 @@ class Encoder:
         self.parameters = place.parameters
         """By their names in the weight map."""
         self._embedding = EncoderEmbedding(arch, place)
-        bias = None if arch.relative_bias is None else BiasTable(arch, place)
+        bias: BiasTable | DistanceTable | None = None
+        if arch.relative_bias is not None:
+            bias = BiasTable(arch, place)
+        elif arch.disentangled is not None:
+            bias = DistanceTable(arch, place)
         self._layers = [EncoderLayer(arch, layer, place, bias) for layer in range(arch.num_layers)]
         self._norm = encoder_norm(arch, place, "norm") if arch.has_pre_norms else None
         self._classifier = None if arch.classifier is None else ClassifierHead(arch, place)

@@ -10,6 +10,7 @@ import pytest
 from inferd.engine.arch.description import Activation, ArchError
 from inferd.engine.arch.encoder import (
     Classifier,
+    Disentangled,
     EncoderArch,
     HeadActivation,
     Pooling,
@@ -83,6 +84,16 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "type_vocab_size": 1, "vocab_size": 250048},
         305_368_320,
     ),
+    "mxbai-rerank-base-v1": (
+        {"architectures": ["DebertaV2ForSequenceClassification"], "hidden_act": "gelu", "hidden_size": 768,
+         "id2label": {"0": "LABEL_0"}, "intermediate_size": 3072, "layer_norm_eps": 1e-07,
+         "max_position_embeddings": 512, "max_relative_positions": -1, "norm_rel_ebd": "layer_norm",
+         "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 0, "pooler_hidden_act": "gelu",
+         "pooler_hidden_size": 768, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
+         "position_buckets": 256, "relative_attention": True, "share_att_key": True, "type_vocab_size": 0,
+         "vocab_size": 128100},
+        184_422_913,
+    ),
 }  # fmt: skip
 
 
@@ -140,6 +151,15 @@ def test_mpnet() -> None:
     assert arch.relative_bias == RelativeBias(32, 128) and not arch.num_token_types
 
 
+def test_deberta() -> None:
+    arch = described("mxbai-rerank-base-v1")
+    assert arch.disentangled == Disentangled(256, 512, has_norm=True) and arch.max_positions == 512
+    assert arch.positions is None and not arch.num_token_types and arch.norm_eps == 1e-7
+    assert arch.classifier == Classifier(1, HeadActivation.GELU_ERF)
+    old = described("mxbai-rerank-base-v1", pos_att_type="p2c|c2p", position_buckets=-1, max_relative_positions=200)
+    assert old.disentangled == Disentangled(200, 0, has_norm=True)
+
+
 def test_the_frequencies_of_gte_are_those_of_its_own_code() -> None:
     """1 / (20000 * 8)^(2 i / 64) / 8^(2 / 64)."""
     rope = described("gte-multilingual-base").ropes[0]
@@ -165,6 +185,13 @@ def test_the_frequencies_of_gte_are_those_of_its_own_code() -> None:
             {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}},
             "mixed_b must be absent",
         ),
+        ("mxbai-rerank-base-v1", {"share_att_key": False}, "share_att_key must be true"),
+        ("mxbai-rerank-base-v1", {"relative_attention": False}, "as must relative_attention"),
+        ("mxbai-rerank-base-v1", {"pos_att_type": ["c2p"]}, "pos_att_type must be both of c2p, p2c"),
+        ("mxbai-rerank-base-v1", {"conv_kernel_size": 3}, "conv_kernel_size must be 0"),
+        ("mxbai-rerank-base-v1", {"embedding_size": 128}, "embedding_size must be hidden_size"),
+        ("mxbai-rerank-base-v1", {"position_buckets": 2}, "position_buckets must be -1, or from 4 to"),
+        ("mxbai-rerank-base-v1", {"norm_rel_ebd": None}, "norm_rel_ebd must be a text"),
         ("ModernBERT-base", {"layer_types": ["full_attention"]}, "layer_types must be a list of 22"),
         ("ModernBERT-base", {"local_attention": 1}, "local_attention must be a whole number of at least 2"),
     ],

@@ -47,6 +47,16 @@ MODERN: dict[str, Any] = {
     "sep_token_id": 2,
 }
 
+DEBERTA: dict[str, Any] = {
+    "relative_attention": True,
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 24,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+
 
 @dataclass(frozen=True)
 class EncoderCase:
@@ -103,6 +113,20 @@ CASES = (
     EncoderCase("nomic bert", "NomicBert", {}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
     EncoderCase("mpnet", "MPNet", {"pad_token_id": 1}, {"layer_norm_eps": 1e-3}, False),
     EncoderCase("distilbert", "DistilBert", {}, {"activation": "gelu_new"}, False, DISTIL),
+    EncoderCase("deberta", "DebertaV2", DEBERTA, {"position_buckets": 24, "max_relative_positions": 60}, False),
+    EncoderCase(
+        "deberta, types, positions, no buckets",
+        "DebertaV2",
+        DEBERTA
+        | {
+            "position_buckets": -1,
+            "type_vocab_size": 2,
+            "position_biased_input": True,
+            "norm_rel_ebd": "none",
+            "max_relative_positions": 50,
+        },
+        {"pos_att_type": ["c2p", "p2c"], "hidden_act": "gelu_new"},
+    ),
     EncoderCase("gte", "Gte", {"type_vocab_size": 2}, {"rope_parameters": None, "rope_theta": 1e4}),
     EncoderCase("gte without types", "Gte", {"type_vocab_size": 0}, {"hidden_act": "gelu_new"}, False),
 )

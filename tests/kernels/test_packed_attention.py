@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.ops.packed_attention import packed_attention
+from inferd.kernels.ops.packed_attention import VECTOR, packed_attention
 
 HAS_TRITON = False
 
@@ -173,3 +173,35 @@ def test_large_scores_choose_one_key(dtype: torch.dtype) -> None:
 def test_nothing_gives_nothing(dtype: torch.dtype, lengths: Sequence[int]) -> None:
     qkv = random_qkv(0, 2, 32, dtype)
     assert packed_attention(*qkv, starts_of(lengths), 0.2).shape == (0, 2, 32)
+
+
+# -- a bias for each pair of a query and a key ---------------------------------------------------------------------
+
+
+def random_pairs(heads: int, num_tokens: int) -> Tensor:
+    """NaN lies behind the keys of each query."""
+    pairs = torch.full((heads, num_tokens, -(-num_tokens // VECTOR) * VECTOR), float("nan"))
+    pairs[:, :, :num_tokens] = torch.randn(heads, num_tokens, num_tokens)
+    return pairs
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [1, 5, 16, 31, 64, 257, 300, 520])
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_bias_of_pairs_agrees_with_dense_attention(dtype: torch.dtype, num_tokens: int, window: int | None) -> None:
+    q, k, v = random_qkv(num_tokens, 3, 32, dtype)
+    pairs, starts = random_pairs(3, num_tokens), starts_of([num_tokens])
+    found = packed_attention(q, k, v, starts, 0.2, window, pairs=pairs)
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) * 0.2 + pairs[:, :, :num_tokens].double()
+    distances = torch.arange(num_tokens) - torch.arange(num_tokens)[:, None]
+    if window is not None:
+        scores = scores.masked_fill(distances.abs() > window, float("-inf"))
+    expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double())
+    assert error(found, expected) < TOLERANCE[dtype]
+    if num_tokens > 1:
+        turned = pairs.clone()
+        turned[:, :, :num_tokens] = pairs[:, :, :num_tokens].mT
+        assert error(packed_attention(q, k, v, starts, 0.2, window, pairs=turned), expected) > 4 * TOLERANCE[dtype]
+    torch.set_num_threads(3)
+    assert torch.equal(packed_attention(q, k, v, starts, 0.2, window, pairs=pairs), found)
+    torch.set_num_threads(1)

@@ -39,9 +39,10 @@ struct Problem {
     char* out;
     const int32_t* starts;  // [sequences + 1]
     const float* bias;      // [heads, 2 * reach + 1] or null
+    const float* pairs;     // [heads, tokens, pair_stride] of the one sequence, or null
     int64_t num_sequences, num_heads, share, head_dim;  // `share` heads of q read one head of k and v
     int64_t q_stride, k_stride, v_stride;               // elements from token to token
-    int64_t reach, window;                              // window 0: none
+    int64_t reach, pair_stride, window;                 // window 0: none
     float scale;
 };
 
@@ -296,12 +297,12 @@ class Attention {
     // their sums.
     template <int R>
     void weigh(int first, int row, int from, int to, float* tile_peaks, float* tile_totals) const {
-        const float scale = p_.bias ? 1.0f : p_.scale;
+        const float scale = has_bias() ? 1.0f : p_.scale;
         vf peaks[R], totals[R];
         typename Element<T>::Weights weigh[R];
         for (int r = 0; r < R; r++) {
             peaks[r] = splat(LOWEST), totals[r] = vf{};
-            if (p_.bias) add_bias(first, row + r, from, to);
+            if (has_bias()) add_bias(first, row + r, from, to);
             hide(first, row + r, from, to);
         }
         for (int k = from; k < to; k += LANES)
@@ -334,8 +335,17 @@ class Attention {
         return std::any_of(scores(row) + from, scores(row) + to, [](float score) { return score != score; });
     }
 
+    bool has_bias() const { return p_.bias || p_.pairs; }
+
+    // The biases of the keys of the tile, for a query of the item.
+    const float* biases(int row) const {
+        const int64_t query = item_.first_query + row;
+        if (p_.bias) return &s_.line[tile_ - query + length_ - 1];
+        return p_.pairs + (head_ * length_ + query) * p_.pair_stride + tile_;
+    }
+
     void add_bias(int first, int row, int from, int to) const {
-        const float* line = &s_.line[tile_ - (item_.first_query + first + row) + length_ - 1];
+        const float* line = biases(first + row);
         float* place = scores(row);
         for (int k = from; k < to; k += LANES) store(place + k, load(place + k) * p_.scale + load(line + k));
     }
@@ -428,14 +438,16 @@ void attend_all(const Problem& p, int64_t num_threads) {
 }  // namespace
 
 // q, out [T, H, D]; k, v [T, G, D]; with strides in elements from token to token, out contiguous; starts
-// [sequences + 1]; bias [H, 2 * reach + 1] or null; window 0: none. dtype 0: fp32, 1: bfloat16.
+// [sequences + 1]; bias [H, 2 * reach + 1] or null; pairs [H, T, pair_stride] or null, for a single sequence, with a
+// stride of whole vectors; window 0: none. dtype 0: fp32, 1: bfloat16.
 static void packed_attention(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
-                             const float* bias, int64_t num_sequences, int64_t num_heads, int64_t num_kv_heads,
-                             int64_t head_dim, int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t reach,
-                             int64_t window, float scale, int64_t dtype, int64_t num_threads) {
+                             const float* bias, const float* pairs, int64_t num_sequences, int64_t num_heads,
+                             int64_t num_kv_heads, int64_t head_dim, int64_t q_stride, int64_t k_stride,
+                             int64_t v_stride, int64_t reach, int64_t pair_stride, int64_t window, float scale,
+                             int64_t dtype, int64_t num_threads) {
     const Problem p{static_cast<const char*>(q), static_cast<const char*>(k), static_cast<const char*>(v),
-                    static_cast<char*>(out), starts, bias, num_sequences, num_heads, num_heads / num_kv_heads, head_dim,
-                    q_stride, k_stride, v_stride, reach, window, scale};
+                    static_cast<char*>(out), starts, bias, pairs, num_sequences, num_heads, num_heads / num_kv_heads,
+                    head_dim, q_stride, k_stride, v_stride, reach, pair_stride, window, scale};
     if (dtype == 0) attend_all<float>(p, num_threads);
     else attend_all<bf16>(p, num_threads);
 }
