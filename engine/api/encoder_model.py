@@ -14,6 +14,8 @@ from inferd.engine.api.modelling import ModelImpl
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.arch.encoder_registry import described_as_encoder, is_encoder, weights_of
+from inferd.engine.arch.gguf.formats import encoder_with_blocks, in_words, with_blocks
+from inferd.engine.arch.gguf.tensors import PlacedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +29,34 @@ class EncoderFacts:
     matrix_dtype: str = "float32"
     """Dtype of all matrices; "float32" if they differ."""
 
+    blocks: str = ""
+    """The types of blocks in a GGUF file, and whether they are kept or dequantized."""
+
     is_embedded = False
     """Whether the wheel ships it."""
-    blocks, scope = "", ""
+    scope = ""
     """As of `ModelFacts`."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> EncoderFacts:
         """Raises `ModelError` for an unusable config, or weights that contradict the config."""
         arch = _described(checkpoint.path, checkpoint.config)
-        needed, found = weights_of(arch), checkpoint.tensors_of(arch)
+        found = checkpoint.tensors_of(arch)
+        placed = {name: info.gguf for name, info in found.items() if info.gguf is not None}
+        if checkpoint.keeps_blocks:
+            arch = _with_blocks(arch, placed)
+        needed = weights_of(arch)
         contradictions = needed.compare({name: info.shape for name, info in found.items()})
         if contradictions:
-            raise ModelError(f"{checkpoint.path}: the weights contradict config.json: {contradictions}")
-        for name, stored, known in needed.wrong_dtypes({name: info.dtype for name, info in found.items()}):
+            stated = "the metadata" if placed else "config.json"
+            raise ModelError(f"{checkpoint.path}: the weights contradict {stated}: {contradictions}")
+        dtypes = {name: info.dtype for name, info in found.items() if info.gguf is None}
+        for name, stored, known in needed.wrong_dtypes(dtypes):
             raise ModelError(
                 f"{checkpoint.path}: {name} is stored as {stored}; by config.json it is one of: {', '.join(known)}"
             )
         matrices = {found[source.tensor].dtype for source in needed.sources if len(source.shape) == 2}
-        return cls(checkpoint.path, arch, checkpoint.dtype, narrow_dtype(matrices))
+        return cls(checkpoint.path, arch, checkpoint.dtype, narrow_dtype(matrices), in_words(arch, placed.values()))
 
     @classmethod
     def of_config(cls, path: Path, config: Mapping[str, Any]) -> EncoderFacts:
@@ -57,6 +68,13 @@ class EncoderFacts:
     def num_params(self) -> int:
         """Number of weights."""
         return weights_of(self.arch).num_elements
+
+
+def _with_blocks(arch: Arch | EncoderArch, placed: Mapping[str, PlacedTensor]) -> Arch | EncoderArch:
+    matrices = weights_of(arch)
+    if isinstance(arch, EncoderArch):
+        return encoder_with_blocks(arch, matrices, placed)
+    return with_blocks(arch, matrices, placed)
 
 
 def _described(path: Path, config: Mapping[str, Any]) -> EncoderArch | Arch:

@@ -18,11 +18,11 @@ from torch import Tensor
 from benchmarks.quality.gguf_blocks import as_f32
 from benchmarks.quality.gguf_files import write
 from inferd.engine.api.checkpoint import Checkpoint, Documents
+from inferd.engine.api.encoder_model import EncoderFacts
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import read_gguf
 from inferd.engine.api.sentence_folder import SentenceFolder
-from inferd.engine.arch.encoder_registry import describe_encoder, encoder_weights
-from inferd.engine.arch.gguf.formats import encoder_with_blocks, in_words
+from inferd.engine.arch.encoder_registry import describe_encoder
 from inferd.engine.models.encoder import Encoder
 from inferd.engine.models.loader import load, recipe_of
 from tests.cpu.record_gguf_encoders import CASES, FOLDER, PAIRS, TEXTS, GgufEncoderCase
@@ -54,11 +54,9 @@ def recorded(case: GgufEncoderCase) -> dict[str, Any]:
 
 def encoder_of(path: Path, *, keeps_blocks: bool = False) -> Encoder:
     checkpoint = Checkpoint.read(path, keeps_blocks=keeps_blocks)
-    arch = describe_encoder(checkpoint.config)
-    placed = {name: info.gguf for name, info in checkpoint.tensors.items() if info.gguf is not None}
-    if keeps_blocks:
-        arch = encoder_with_blocks(arch, encoder_weights(arch), placed)
-        assert in_words(arch, placed.values()) == "Q8_0 kept"
+    facts = EncoderFacts.of(checkpoint)
+    arch = facts.arch
+    assert facts.blocks == ({True: "Q8_0 kept", False: "Q8_0 dequantized"}[keeps_blocks] if "q8_0" in path.name else "")
     encoder = Encoder(arch, torch.float32, "cpu", recipe=recipe_of(arch, "none", torch.float32))
     load(encoder, checkpoint.tensors_of(arch))
     return encoder
@@ -214,3 +212,9 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
         file.truncate(path.stat().st_size - 1)
     with pytest.raises(ModelError, match="truncated"):
         read_gguf(path)
+
+
+def test_tensors_that_contradict_the_metadata_are_refused(tmp_path: Path) -> None:
+    path = rewritten(tmp_path, bert__feed_forward_length=96)
+    with pytest.raises(ModelError, match=r"the weights contradict the metadata: 6 of another shape: encoder\.layer\.0"):
+        EncoderFacts.of(Checkpoint.read(path))
