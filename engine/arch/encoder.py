@@ -13,6 +13,9 @@ from inferd.engine.arch.description import Activation
 from inferd.engine.arch.rotary import Rope
 from inferd.engine.arch.stored import Stored
 
+_MAX_PAIRS = 2**23
+"""Most pairs of a query and a key, of all heads together, that have a number of their own in memory."""
+
 
 class HeadActivation(StrEnum):
     """Activation between the two matrices of a classifier."""
@@ -64,6 +67,14 @@ class Disentangled:
     has_norm: bool
     """Whether the rows have a norm."""
 
+    @property
+    def num_rows(self) -> int:
+        return 2 * self.num_buckets
+
+    def heads_at_once(self, num_heads: int, num_tokens: int) -> int:
+        """Number of heads whose numbers for all pairs of `num_tokens` tokens are in memory at once."""
+        return min(num_heads, max(1, _MAX_PAIRS // max(1, num_tokens * num_tokens)))
+
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
@@ -108,12 +119,16 @@ class EncoderArch:
     all."""
     relative_bias: RelativeBias | None = None
     disentangled: Disentangled | None = None
+    has_alibi: bool = False
+    """Whether scores fall with the distance, in each head by a factor of its own."""
     has_pre_norms: bool = False
     """Whether norms come before attention and MLP, and one behind the layers, and not after the adds. The first layer's
     attention then has none, because the embedding has one."""
     has_norm_bias: bool = True
     has_gate: bool = False
     """Whether the MLP is down(activation(gate(x)) * up(x)); without a gate it is down(activation(up(x)))."""
+    splits_gate: bool = False
+    """Whether the checkpoint has the MLP's gate and up one by one, although the family has one tensor of both."""
     has_qkv_bias: bool = True
     has_o_bias: bool = True
     has_up_bias: bool = True

@@ -13,7 +13,18 @@ from inferd.engine.arch import encoder_tensors, registry
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.encoder import Classifier, EncoderArch
 from inferd.engine.arch.encoder_tensors import EncoderNames
-from inferd.engine.arch.encoders import bert, deberta, distilbert, gte, modernbert, mpnet, nomic_bert, roberta
+from inferd.engine.arch.encoders import (
+    bert,
+    deberta,
+    distilbert,
+    electra,
+    gte,
+    jina_bert,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    roberta,
+)
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.shown import shown
 from inferd.engine.arch.tensors import named_in_full
@@ -39,7 +50,9 @@ _FAMILIES: dict[str, Family] = {
     "Camembert": _ROBERTA,
     "DebertaV2": Family(deberta.describe, deberta.classifier, deberta.NAMES),
     "DistilBert": Family(distilbert.describe, distilbert.classifier, distilbert.NAMES),
+    "Electra": Family(electra.describe, electra.classifier, electra.NAMES),
     "Gte": _GTE,
+    "JinaBert": Family(jina_bert.describe, jina_bert.classifier, jina_bert.NAMES),
     "MPNet": Family(mpnet.describe, mpnet.classifier, mpnet.NAMES),
     "ModernBert": Family(modernbert.describe, modernbert.classifier, modernbert.NAMES),
     "New": _GTE,

@@ -120,6 +120,10 @@ class EncoderNames:
     """Beginnings of the names of tensors that a checkpoint may hold and that are not read."""
 
 
+SPLIT_GATE = ("mlp.gate", "mlp.up")
+"""Names of the gate and the up if they lie one by one in a family that has one tensor of both."""
+
+
 def named_in_full(tensors: Mapping[str, Tensor], names: EncoderNames) -> dict[str, Tensor]:
     """The same tensors without the family's prefix, which a model with a head has, and by today's names of norms: old
     checkpoints say `gamma` and `beta`. Raises `ArchError` if two tensors get one name."""
@@ -137,6 +141,7 @@ def named_in_full(tensors: Mapping[str, Tensor], names: EncoderNames) -> dict[st
 
 def weight_map(arch: EncoderArch, names: EncoderNames) -> WeightMap:
     """Every tensor of `arch` in a checkpoint that uses `names`, without prefixes."""
+    names = replace(names, up=SPLIT_GATE) if arch.splits_gate else names
     sources: list[AnySource] = [*_embeddings(arch, names)]
     formats = Formats(arch.stored)
     for layer in range(arch.num_layers):

@@ -25,9 +25,6 @@ from inferd.engine.layers.packed_batch import PackedBatch
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.ops.packed_attention import VECTOR, packed_attention
 
-_MAX_PAIRS = 2**23
-"""Most pairs of a query and a key, of all heads that are computed at once."""
-
 
 class DistanceTable:
     """The normed embedding of each bucket of distances, [2 * num_buckets, hidden]."""
@@ -84,6 +81,8 @@ class DisentangledAttention:
         qkv, o = encoder_tensors.attention(arch, layer)
         self._qkv, self._o, self._table = Linear(qkv, place), Linear(o, place), table
         self._num_heads, self._head_dim = arch.num_heads, arch.head_dim
+        assert arch.disentangled is not None
+        self._how = arch.disentangled
         self._scale = (3 * arch.head_dim) ** -0.5
         self._made: _OfDistances | None = None
 
@@ -100,7 +99,7 @@ class DisentangledAttention:
         """(first head, result of some heads) of one sequence, whose q, k and v are [n, 3, H, D]."""
         n, of, (q, k, v) = len(heads), self._of_distances(), heads.unbind(1)
         index, starts = self._table.index(n, heads.device), torch.tensor([0, n], dtype=torch.int32, device=heads.device)
-        step = max(1, _MAX_PAIRS // (n * n))
+        step = self._how.heads_at_once(self._num_heads, n)
         for first in range(0, self._num_heads, step):
             some = slice(first, first + step)
             pairs = _pairs(q[:, some], k[:, some], of.keys[some], of.queries[some], index, self._scale)

@@ -90,6 +90,22 @@ class BiasTable:
         self.distances = table[_bucket(self._bias, distances)].T.contiguous()
 
 
+class Alibi:
+    """The bias of each distance by a factor of each head, as `BiasTable` has it, for texts of `max_positions`."""
+
+    def __init__(self, num_heads: int, max_positions: int, device: torch.device) -> None:
+        reach = max(1, max_positions - 1)
+        slopes = torch.tensor(alibi_slopes(num_heads), device=device)
+        self.distances = -slopes[:, None] * torch.arange(-reach, reach + 1, device=device).abs()
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """The factor of each head: powers of a number, and for counts that are no power of two some of those between."""
+    size = 2 ** (num_heads.bit_length() - 1)
+    powers = [2.0 ** (-8.0 * (head + 1) / size) for head in range(size)]
+    return powers + [2.0 ** (-4.0 * (2 * head + 1) / size) for head in range(num_heads - size)]
+
+
 def _bucket(bias: RelativeBias, distances: Tensor) -> Tensor:
     """The bucket of each distance. All that are at least `max_distance` have one."""
     half = bias.num_buckets // 2
@@ -102,7 +118,7 @@ def _bucket(bias: RelativeBias, distances: Tensor) -> Tensor:
 class PackedAttention:
     """Attention of all tokens x [T, hidden] to the tokens of their own sequences."""
 
-    def __init__(self, arch: EncoderArch, layer: int, place: Placement, bias: BiasTable | None) -> None:
+    def __init__(self, arch: EncoderArch, layer: int, place: Placement, bias: BiasTable | Alibi | None) -> None:
         qkv, o = encoder_tensors.attention(arch, layer)
         self._qkv, self._o, self._bias = Linear(qkv, place), Linear(o, place), bias
         self._num_heads, self._head_dim, self._window = arch.num_heads, arch.head_dim, arch.window(layer)
@@ -122,6 +138,10 @@ class PackedAttention:
         """All heads of q and k, as queries of a kernel that has no keys to write."""
         none, pool = heads[:, :0], torch.empty(0, 2, 0, 1, self._head_dim, dtype=heads.dtype, device=heads.device)
         return rope_and_cache(heads, none, none, cos_sin, batch.positions, batch.positions, pool)
+
+
+Bias = BiasTable | Alibi | DistanceTable
+"""A model's table of what distances add to scores."""
 
 
 class EncoderMLP:
@@ -144,7 +164,7 @@ class EncoderLayer:
     norm's kernel adds on its way. In others it is x alone.
     """
 
-    def __init__(self, arch: EncoderArch, layer: int, place: Placement, bias: BiasTable | DistanceTable | None) -> None:
+    def __init__(self, arch: EncoderArch, layer: int, place: Placement, bias: Bias | None) -> None:
         self._has_pre_norms, owner = arch.has_pre_norms, of_layer(layer)
         self._attention = (
             DisentangledAttention(arch, layer, place, bias)

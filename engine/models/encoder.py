@@ -12,6 +12,8 @@ from torch import Tensor
 from inferd.engine.arch.encoder import EncoderArch
 from inferd.engine.layers.disentangled import DistanceTable
 from inferd.engine.layers.encoder import (
+    Alibi,
+    Bias,
     BiasTable,
     ClassifierHead,
     EncoderEmbedding,
@@ -47,19 +49,22 @@ class Encoder:
         self.parameters = place.parameters
         """By their names in the weight map."""
         self._embedding = EncoderEmbedding(arch, place)
-        bias: BiasTable | DistanceTable | None = None
+        bias: Bias | None = None
         if arch.relative_bias is not None:
             bias = BiasTable(arch, place)
         elif arch.disentangled is not None:
             bias = DistanceTable(arch, place)
+        elif arch.has_alibi:
+            bias = Alibi(arch.num_heads, self.max_positions, place.device)
         self._layers = [EncoderLayer(arch, layer, place, bias) for layer in range(arch.num_layers)]
         self._norm = encoder_norm(arch, place, "norm") if arch.has_pre_norms else None
         self._classifier = None if arch.classifier is None else ClassifierHead(arch, place)
         tables = {rope: cos_sin_table(rope, self.max_positions, place.device) for rope in set(arch.ropes)}
         ropes = (arch.rope(layer) for layer in range(arch.num_layers))
         self._cos_sin = [None if rope is None else tables[rope] for rope in ropes]
-        self.num_table_bytes = sum(table.nbytes for table in tables.values())
-        """Bytes of the rotary tables, which a plan counts apart from the weights."""
+        alibi_bytes = bias.distances.nbytes if isinstance(bias, Alibi) else 0
+        self.num_table_bytes = sum(table.nbytes for table in tables.values()) + alibi_bytes
+        """Bytes of the tables that no checkpoint holds, which a plan counts apart from the weights."""
 
     def forward(self, token_ids: Tensor, starts: Tensor, token_types: Tensor | None = None) -> Tensor:
         """Final hidden states [T, hidden] in the model's dtype.

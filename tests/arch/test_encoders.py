@@ -94,6 +94,20 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "vocab_size": 128100},
         184_422_913,
     ),
+    "jina-embeddings-v2-base-en": (
+        {"architectures": ["JinaBertForMaskedLM"], "emb_pooler": "mean", "feed_forward_type": "geglu",
+         "hidden_act": "gelu", "hidden_size": 768, "intermediate_size": 3072, "layer_norm_eps": 1e-12,
+         "max_position_embeddings": 8192, "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 0,
+         "position_embedding_type": "alibi", "torch_dtype": "float32", "type_vocab_size": 2, "vocab_size": 30528},
+        136_777_728,  # without its head for masked tokens
+    ),
+    "electra-base": (
+        {"architectures": ["ElectraForSequenceClassification"], "embedding_size": 768, "hidden_act": "gelu",
+         "hidden_size": 768, "id2label": {"0": "LABEL_0"}, "intermediate_size": 3072, "layer_norm_eps": 1e-12,
+         "max_position_embeddings": 512, "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 0,
+         "type_vocab_size": 2, "vocab_size": 30522},
+        109_483_009,
+    ),
 }  # fmt: skip
 
 
@@ -185,6 +199,13 @@ def test_the_frequencies_of_gte_are_those_of_its_own_code() -> None:
             {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}},
             "mixed_b must be absent",
         ),
+        ("electra-base", {"embedding_size": 128}, "embedding_size must be hidden_size, 768"),
+        (
+            "jina-embeddings-v2-base-en",
+            {"position_embedding_type": "absolute"},
+            "position_embedding_type must be one of",
+        ),
+        ("jina-embeddings-v2-base-en", {"feed_forward_type": "original"}, "feed_forward_type must be one of geglu"),
         ("mxbai-rerank-base-v1", {"share_att_key": False}, "share_att_key must be true"),
         ("mxbai-rerank-base-v1", {"relative_attention": False}, "as must relative_attention"),
         ("mxbai-rerank-base-v1", {"pos_att_type": ["c2p"]}, "pos_att_type must be both of c2p, p2c"),

@@ -127,6 +127,7 @@ CASES = (
         },
         {"pos_att_type": ["c2p", "p2c"], "hidden_act": "gelu_new"},
     ),
+    EncoderCase("electra", "Electra", {"embedding_size": 64}, {"hidden_act": "gelu_new"}),
     EncoderCase("gte", "Gte", {"type_vocab_size": 2}, {"rope_parameters": None, "rope_theta": 1e4}),
     EncoderCase("gte without types", "Gte", {"type_vocab_size": 0}, {"hidden_act": "gelu_new"}, False),
 )

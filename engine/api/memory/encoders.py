@@ -37,7 +37,8 @@ def plan_encoder(arch: EncoderArch | Arch, precision: Precision, load: EncoderLo
     standby = term(STANDBY_BYTES, "B") if load.has_standby else NOTHING
     parts = (
         PlanLine("rotary", _rotary(arch, load)),
-        PlanLine("activations", _activations(arch, precision, load)),
+        PlanLine("distances", _distances(arch, load)),
+        PlanLine("activations", _activations(arch, precision, load) + _pairs(arch, load)),
         PlanLine("standby", standby),
         PlanLine(PROCESSES, host_processes(arch.vocab_size, is_gguf=load.is_gguf)),
     )
@@ -51,6 +52,30 @@ def _rotary(arch: EncoderArch | Arch, load: EncoderLoad) -> Formula:
     """A table for each rope."""
     tables = term(sum(rope.rotary_dim for rope in set(arch.ropes) if rope is not None))
     return term(load.max_model_len, "positions") * tables * term(_FP32_BYTES, "B")
+
+
+def _distances(arch: EncoderArch | Arch, load: EncoderLoad) -> Formula:
+    """A key and a query of each bucket of distances in each layer, which a first step makes; or ALiBi's number of each
+    distance and head."""
+    if isinstance(arch, Arch):
+        return NOTHING
+    if arch.has_alibi:
+        both = term(2) * term(load.max_model_len, "distances")
+        return term(arch.num_heads, "heads") * both * term(_FP32_BYTES, "B")
+    if arch.disentangled is None:
+        return NOTHING
+    rows = term(arch.num_layers, "layers") * term(2) * term(arch.disentangled.num_rows, "distances")
+    return rows * term(arch.attention_size) * term(_FP32_BYTES, "B")
+
+
+def _pairs(arch: EncoderArch | Arch, load: EncoderLoad) -> Formula:
+    """The numbers of pairs of tokens of some heads, while they are added, and those by distance before."""
+    if isinstance(arch, Arch) or arch.disentangled is None:
+        return NOTHING
+    n = load.max_model_len
+    heads = arch.disentangled.heads_at_once(arch.num_heads, n)
+    each = term(3) * term(n, "tokens") + term(2) * term(arch.disentangled.num_rows, "distances")
+    return term(heads, "heads") * term(n, "tokens") * each * term(_FP32_BYTES, "B")
 
 
 def _activations(arch: EncoderArch | Arch, precision: Precision, load: EncoderLoad) -> Formula:

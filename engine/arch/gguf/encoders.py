@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inferd.engine.arch.encoder_registry import encoder_names
-from inferd.engine.arch.encoder_tensors import EncoderNames
+from inferd.engine.arch.encoder_tensors import SPLIT_GATE, EncoderNames
 from inferd.engine.arch.gguf.header import GgufError, GgufTensor
 from inferd.engine.arch.gguf.metadata import Config, Metadata, dtype_of, neutral, num_layers, vocab_size_of
 from inferd.engine.arch.gguf.ropes import rope_scaling
@@ -58,6 +58,17 @@ def _nomic_bert(of: Metadata) -> Config:
     }
 
 
+def _jina_bert(of: Metadata) -> Config:
+    if of.get("attention.max_alibi_bias", 8.0) != 8.0:
+        raise of.refuse("attention.max_alibi_bias", "must be 8.0")
+    return {
+        "hidden_act": "gelu",
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "splits_matrices": "blk.0.ffn_gate.weight" in of.tensors,
+    }
+
+
 def _modern_bert(of: Metadata) -> Config:
     base = of.get("rope.freq_base", 1e4)
     if of.get("hidden_act", "gelu") != "gelu":
@@ -76,6 +87,7 @@ def _modern_bert(of: Metadata) -> Config:
 
 ENCODERS: Mapping[str, GgufEncoder] = {
     "bert": GgufEncoder(_bert_family, _bert),
+    "jina-bert-v2": GgufEncoder(lambda _: "JinaBert", _jina_bert),
     "modern-bert": GgufEncoder(lambda _: "ModernBert", _modern_bert, attention_norm="attn_norm", mlp_norm="ffn_norm"),
     "nomic-bert": GgufEncoder(lambda _: "NomicBert", _nomic_bert),
 }
@@ -98,7 +110,7 @@ def encoder_of(of: Metadata) -> GgufEncoder | None:
 def encoder_config_of(of: Metadata, encoder: GgufEncoder) -> Config:
     """config.json of the encoder. Its family checks the values. Raises `GgufError` for a key that is missing, and for
     one whose value asks for something that the family does not compute."""
-    neutral(of, {"attention.causal", "attention.sliding_window"})
+    neutral(of, {"attention.causal", "attention.sliding_window", "attention.max_alibi_bias"})
     if of.get("attention.causal", False) is not False:
         raise of.refuse("attention.causal", "must be false: the tokens of an encoder see all others")
     types = of.tensors.get("token_types.weight")
@@ -152,6 +164,7 @@ def encoder_tensors(
     `GgufError` if two tensors get one name.
     """
     names = encoder_names(config["architectures"][0])
+    names = replace(names, up=SPLIT_GATE) if config.get("splits_matrices") else names
     outside, in_layer = dict(_outside(names)), _in_layer(names, encoder, has_gate=_has_gates(found))
     tensors: dict[str, PlacedTensor] = {}
     for name, (tensor, file) in found.items():
