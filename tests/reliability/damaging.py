@@ -22,6 +22,7 @@ from benchmarks.quality import gguf_blocks, gguf_files
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from tests.cpu.adapters import linear_modules, write_adapter
 from tests.cpu.cases import CASES
+from tests.cpu.record_gguf_encoders import FOLDER as ENCODERS
 from tests.security.hostile_checkpoints import quantized
 
 Damage = Callable[[random.Random, bytes], bytes]
@@ -118,6 +119,10 @@ def _change_json(file: Path, **changes: object) -> None:
 
 def _write_gguf(folder: Path) -> None:
     gguf_files.convert(folder, folder / "model.gguf", lambda _: gguf_blocks.as_q8_0)
+
+
+def _write_encoder_gguf(folder: Path) -> None:
+    shutil.copy(ENCODERS / "bert-q8_0.gguf", folder / "model.gguf")
 
 
 def _write_template(folder: Path) -> None:
@@ -441,6 +446,7 @@ _WITH_DRAFT = {"speculative": "{folder}/draft"}
 
 KINDS: dict[str, Kind] = {
     "GGUF": Kind("model.gguf", GGUF, _write_gguf, given="model.gguf"),
+    "GGUF of an encoder": Kind("model.gguf", GGUF, _write_encoder_gguf, given="model.gguf", is_served=False),
     "config": Kind("config.json", JSON),
     "config of any family": Kind("config.json", JSON, choose=_of_a_family, given="config.json", is_served=False),
     "tokenizer": Kind("tokenizer.json", JSON),
