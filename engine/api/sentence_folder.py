@@ -84,7 +84,7 @@ class SentenceFolder:
             return cls._of_gguf(gguf)
         if not exists(path / MODULES):
             return None
-        modules = _modules(path / MODULES)
+        modules = modules_of(path / MODULES)
         settings = read_json(path / _SETTINGS, _MAX_BYTES) if exists(path / _SETTINGS) else {}
         lengths = next((read_json(path / name, _MAX_BYTES) for name in _LENGTHS if exists(path / name)), {})
         pooling, heads, unsupported = _computed(path, modules)
@@ -143,15 +143,15 @@ def sentence_files(path: Path) -> list[Path]:
     modules.json cannot be read or is wrong."""
     if not exists(path / MODULES):
         return []
-    own = [path / folder / name for kind, folder in _modules(path / MODULES) for name in _FILES_OF.get(kind, ())]
+    own = [path / folder / name for kind, folder in modules_of(path / MODULES) for name in _FILES_OF.get(kind, ())]
     return [path / MODULES, path / _SETTINGS, *(path / name for name in _LENGTHS), *own]
 
 
-_FILES_OF = {"Pooling": (CONFIG,)} | dict.fromkeys(KINDS, (CONFIG, WEIGHTS))
+_FILES_OF = {"Pooling": (CONFIG,), "LogitScore": (CONFIG,)} | dict.fromkeys(KINDS, (CONFIG, WEIGHTS))
 """Class of a module -> its files that are read."""
 
 
-def _modules(file: Path) -> list[tuple[str, str]]:
+def modules_of(file: Path) -> list[tuple[str, str]]:
     """(class, folder) of each module, in order."""
     try:
         listed: Any = json.loads(read_regular(file, _MAX_BYTES))

@@ -266,15 +266,30 @@ class PromptReader:
         tokenized in parts."""
         tokenizer = own or self._model.tokenizer
         add_special = add_special and not tokenizer.has_own_bos(text)
-        limit = self._model.max_model_len
-        most = max(MANY_IDS, limit)
-        last = None if kept is None else min(kept, most) + 1
+        last = None if kept is None else min(kept, self.most_tokens) + 1
+        reading = tokenizer.encode_in_parts(text, add_special, self.most_tokens, last)
+        return (yield from self.bounded(reading, param, must_fit=must_fit))
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of a text."""
+        return max(MANY_IDS, self._model.max_model_len)
+
+    def part(self, text: str, param: str, *, add_special: bool = False) -> Generator[int, None, tuple[int, ...]]:
+        """The ids of a text that is a part of an input, for `in_turns`."""
+        reading = self._model.tokenizer.encode_in_parts(text, add_special, self.most_tokens)
+        return self.bounded(reading, param)
+
+    def bounded(
+        self, reading: Generator[int, None, T], param: str, *, must_fit: bool = True
+    ) -> Generator[int, None, T]:
+        """`reading`, which tokenizes. Raises `RequestError` for the errors of the tokenizer."""
         try:
-            return (yield from tokenizer.encode_in_parts(text, add_special, most, last))
+            return (yield from reading)
         except TooManyTokensError as error:
             if must_fit:
-                raise errors.context_too_long(param, limit, error.num_tokens, None) from None
-            raise errors.too_many_tokens(param, most) from None
+                raise errors.context_too_long(param, self._model.max_model_len, error.num_tokens, None) from None
+            raise errors.too_many_tokens(param, self.most_tokens) from None
         except NoSplitPointError as error:
             raise errors.no_place_to_cut(param, error.start, error.num_chars, error.limit) from None
 

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -22,7 +22,6 @@ from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import MAX_SEED, SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.schema.caller_tool import CallerTool
-from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import GenerationFields
 from inferd.server.schema.latency import NO_TARGETS, Targets
 from inferd.server.schema.notices import Notice
@@ -155,6 +154,13 @@ def choice_seed(seed: int, choice: int) -> int:
     return int.from_bytes(digest, "little") & MAX_SEED
 
 
+class Prioritized(Protocol):
+    """A request's fields, as far as they say when it is scheduled."""
+
+    @property
+    def priority(self) -> int | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The tenant that sends a request, and its settings that do not come from the body."""
@@ -173,7 +179,7 @@ class Caller:
     """The account that its tokens are charged to."""
 
     def scheduling(
-        self, body: GenerationFields | EmbeddingRequest, cache_salt: str | None = None, defaults: Targets = NO_TARGETS
+        self, body: Prioritized, cache_salt: str | None = None, defaults: Targets = NO_TARGETS
     ) -> SchedulingParams:
         """How a request of this caller shares the engine with others. `defaults`: targets of a caller that has none."""
         targets = self.targets.over(defaults)

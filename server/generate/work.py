@@ -17,7 +17,7 @@ MAX_PROMPT_IDS = 2**22
 this is 32 MiB."""
 
 MAX_INPUT_IDS = 2**20
-"""Tokens of all inputs of one request for embeddings: 40 MiB as Python's numbers."""
+"""Tokens of all inputs of one request for embeddings, scores or classes: 40 MiB as Python's numbers."""
 
 MAX_LISTED_ENTRIES = 2**20
 """Entries of a list of ids times choices: the engine reads the list again for each choice."""
@@ -44,11 +44,11 @@ def check_prompt_ids(param: str, num_ids: int, n: int) -> None:
         raise errors.too_much_work(param, factors, MAX_PROMPT_IDS, "prompt tokens")
 
 
-def check_input_ids(num_inputs: int, num_ids: int) -> None:
+def check_input_ids(param: str, num_inputs: int, num_ids: int) -> None:
     """`num_ids`: tokens of the first `num_inputs` inputs together. Raises `RequestError`."""
     if num_ids > MAX_INPUT_IDS:
         factors = ((num_inputs, "inputs counted"), (-(-num_ids // num_inputs), "tokens per input (rounded up)"))
-        raise errors.too_much_work("input", factors, MAX_INPUT_IDS, "tokens")
+        raise errors.too_much_work(param, factors, MAX_INPUT_IDS, "tokens")
 
 
 def most_scored_tokens(num_choices: int, num_top: int | None) -> int | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from inferd.engine.api.checkpoint import Documents, draws_tokens
+from inferd.engine.api.classifier_folder import NO_JUDGE, ClassifierFolder
 from inferd.engine.api.errors import ModelError, StartError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import PinnedFile
@@ -18,6 +19,7 @@ from inferd.server.errors import messages as errors
 from inferd.server.schema.strict_json import any_json
 from inferd.server.text.control_tokens import Begun, ControlTokens, control_tokens_of
 from inferd.server.text.fill_in import FillIn
+from inferd.server.text.pair_template import PairTemplates, answers_of, qwen3_templates, templates_of
 from inferd.server.text.pretrained import pretrained_of
 from inferd.server.text.render_workers import OvertimeError, RenderError
 from inferd.server.text.template import ChatTemplate
@@ -74,6 +76,10 @@ class ServedModel:
     """Whether it draws tokens: an encoder does not, and no model that was stored without its head."""
     embeds: SentenceFolder = PLAIN
     """How it embeds texts."""
+    judges: ClassifierFolder = NO_JUDGE
+    """How it judges texts, and pairs of them."""
+    pair_templates: PairTemplates | None = None
+    """The prompts by which it judges a pair; None: it reads the two texts as its tokenizer joins them."""
     digest: str = ""
     """Hash of the files of the tokenizer and the chat template."""
     files: tuple[PinnedFile, ...] = ()
@@ -124,6 +130,8 @@ class ServedModel:
         if template is not None and not trusts_special_tokens:
             template = template.with_control_tokens(_control_tokens(template, tokenizer, found, eos_token_ids))
         tokenizer_config = read("tokenizer_config.json") or {}
+        judges, pair_templates = _judging(path, names, config, template, tokenizer)
+        judges = judges.bounded(tokenizer_config.get("model_max_length"))
         info = {"tokenizer_class": pretrained.class_name, **tokenizer_config}
         return cls(
             names=names,
@@ -142,6 +150,8 @@ class ServedModel:
             tokenizer_info=_written({**info, "chat_template": template.source if template else None}),
             generates=draws_tokens(config),
             embeds=sentences_of(path, config, read.gguf),
+            judges=judges,
+            pair_templates=pair_templates,
             fill_in=FillIn.of(tokenizer, vocab_size, tokenizer_config["fim_token_ids"] if is_gguf(path) else {}),
         )
 
@@ -163,6 +173,29 @@ def _probed(template: ChatTemplate | None) -> tuple[ToolSupport, Derived]:
             f"the chat template could not be rendered to see whether it shows tools: {error}; see whether the machine "
             "has memory and processes left, and start again"
         ) from error
+
+
+def _judging(
+    path: Path, names: tuple[str, ...], config: dict[str, Any], template: ChatTemplate | None, tokenizer: Tokenizer
+) -> tuple[ClassifierFolder, PairTemplates | None]:
+    """How the model judges pairs, and its prompts for them. Raises `ModelError`.
+
+    Newer folders of Qwen3-Reranker say what it is. Older ones are those of a chat model, so its name must tell.
+    """
+    judges = ClassifierFolder.read(path, config)
+    try:
+        templates = templates_of(template, tokenizer)
+    except RenderError as error:
+        logger.warning("cannot tell whether the chat template shows a query and a document: %s", error)
+        templates = None
+    is_named = any("reranker" in name.lower() for name in (path.name, *names))
+    if judges.tokens is None and is_named and "Qwen3ForCausalLM" in (config.get("architectures") or ()):
+        templates = templates or qwen3_templates(tokenizer)
+        judges = replace(judges, tokens=answers_of(tokenizer) if templates is not None else None)
+    high = max((judges.tokens.true_id, judges.tokens.false_id)) if judges.tokens is not None else 0
+    if high >= tokenizer.num_tokens:
+        raise ModelError(f"LogitScore: token ids must be below {tokenizer.num_tokens}, but one is {high}")
+    return judges, templates
 
 
 _PLAIN_TURNS = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."})

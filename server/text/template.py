@@ -219,6 +219,10 @@ class ChatTemplate:
             return self._plain(messages, None, asks=False)
         return None
 
+    def prompt(self, messages: Sequence[Message]) -> str | None:
+        """The prompt of messages that ask for an answer; None if the template refuses them. Raises `RenderError`."""
+        return self._plain(messages, None)
+
     def _plain(self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, asks: bool = True) -> str | None:
         answer = self._ask(Conversation(messages, tools, asks), {}, QUICK)
         return answer.text if answer.refusal is None and not answer.form else None

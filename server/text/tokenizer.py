@@ -22,6 +22,7 @@ from tokenizers.models import BPE
 from inferd.engine.api.byte_alphabet import BYTE_OF_CHAR
 from inferd.engine.api.errors import ModelError
 from inferd.server.text.detokenizer import Detokenizer, TokenBytes
+from inferd.server.text.pairs import PairFrame
 from inferd.server.text.split_points import MAX_PART, PART, Span, split_points_of
 
 MAX_WHOLE = 2**20
@@ -89,6 +90,16 @@ class Tokenizer:
     def num_tokens(self) -> int:
         """Number of tokens with a text; the embedding may have more rows."""
         return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The ids that are added before and behind every text; None if they cannot be separated from those of the
+        text."""
+        return self._frame
+
+    def pair_frame(self) -> PairFrame | None:
+        """The ids that are added around the two texts of a pair; None if there is no such form."""
+        return PairFrame.of(self._backend)
 
     @property
     def begin(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from inferd.engine.api.wire.messages import Failure
 from inferd.engine.api.wire.params import Pooling
 from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.generate import work
-from inferd.server.generate.embed import MAX_AT_ONCE
+from inferd.server.generate.inputs import MAX_AT_ONCE
 from inferd.server.text.model import ServedModel
 
 from .conftest import (

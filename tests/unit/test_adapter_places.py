@@ -15,7 +15,8 @@ from inferd.engine.api.wire.messages import AdapterLoaded, Delta, LoadAdapter, S
 from inferd.engine.api.wire.params import Adapter, Pooling, SamplingParams
 from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.router import Router, RouterOptions
-from inferd.server.generate.embed import MAX_TOKENS_AT_ONCE, EmbedRequest, embed
+from inferd.server.generate.embed import EmbedRequest, embed
+from inferd.server.generate.inputs import MAX_TOKENS_AT_ONCE
 from inferd.server.observability.metrics import Metrics
 from tests.unit.test_router import READY, FakeClient, collect, step, submit
 

@@ -15,7 +15,8 @@ from inferd.engine.api.wire.params import Pooling, SamplingParams, SchedulingPar
 from inferd.server.auth.quotas import Unlimited
 from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.token_stream import merge
-from inferd.server.generate.embed import MAX_AT_ONCE, MAX_TOKENS_AT_ONCE, EmbedRequest, embed
+from inferd.server.generate.embed import EmbedRequest, embed
+from inferd.server.generate.inputs import MAX_AT_ONCE, MAX_TOKENS_AT_ONCE
 
 Answer = Delta | Exception
 
