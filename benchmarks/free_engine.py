@@ -1,6 +1,7 @@
 """An engine whose model costs nothing: the real engine process, with a worker that answers each row without arithmetic.
 
 The token at position p is `_FIRST_ID` + p mod `_NUM_IDS`. So a prompt can hold its own answer, and guesses come true.
+A vector, or the logit of a classifier with one label, depends on the ids of its text alone (`free_numbers`).
 
 The supervisor starts it by its own command (`free_server.py`). The worker sleeps `--step-ms` for each step, so that
 every token is an event of its own. At 0 steps run as fast as the scheduler plans them. It never imports torch, so a
@@ -10,7 +11,10 @@ start costs a tenth of the real engine's processor time.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import math
 import os
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -29,12 +33,13 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.wire.messages import Phase, Ready
 from inferd.engine.arch.description import Arch
 from inferd.engine.process import boot
-from inferd.engine.sched.plan import Row, RowResult, StepPlan, StepResult
+from inferd.engine.sched.plan import Admission, Row, RowResult, StepPlan, StepResult
 
 Report = Callable[[Phase], None]
 
 _FIRST_ID, _NUM_IDS = 300, 1000
 """Ordinary tokens of the embedded model's tokenizer, each with a text."""
+NUM_LABELS = 1
 _WEIGHT_BYTES = 2
 """Bytes of a weight as it is served."""
 
@@ -52,16 +57,24 @@ class FreeWorker:
         self.arch, self._step_s = arch, step_s
         self._results = tuple(RowResult((_FIRST_ID + i,)) for i in range(_NUM_IDS))
         self._nothing = RowResult()
+        self._pooled: dict[int, Admission] = {}
+        """Slot -> the request that ends with a vector."""
 
     def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> FreeStep:
         """One result for each row, after a sleep."""
         time.sleep(self._step_s)
+        for admission in plan.admissions:
+            self._pooled.pop(admission.slot, None)
+            if admission.params.pooling is not None:
+                self._pooled[admission.slot] = admission
         results, nothing = self._results, self._nothing
         rows = (
             self._drawn(row)
             if row.draft_ids
             else results[(row.start + row.num_tokens) % _NUM_IDS]
             if row.samples
+            else self._vector(row)
+            if self._pooled
             else nothing
             for row in plan.rows
         )
@@ -70,11 +83,32 @@ class FreeWorker:
     def use_threads(self, num_threads: int) -> None:
         """Does nothing: the worker only sleeps."""
 
+    def _vector(self, row: Row) -> RowResult:
+        """The result of a row that draws nothing."""
+        admission = self._pooled.get(row.slot)
+        if admission is None or row.start + row.num_tokens < admission.num_prompt:
+            return self._nothing
+        del self._pooled[row.slot]
+        pooling, ids = admission.params.pooling, admission.token_ids
+        assert pooling is not None
+        if pooling.gives == "logits":
+            return RowResult(embedding=free_numbers(ids, NUM_LABELS, pooling.num_first))
+        texts = [(token_id,) for token_id in ids] if pooling.gives == "token_embeddings" else [ids]
+        num_components = pooling.num_components or self.arch.hidden_size
+        return RowResult(embedding=b"".join(free_numbers(text, num_components) for text in texts))
+
     def _drawn(self, row: Row) -> RowResult:
         """The result of a row with drafts."""
         first = row.start + row.num_tokens - len(row.draft_ids)
         ids = [_FIRST_ID + position % _NUM_IDS for position in range(first, first + row.num_draws)]
         return RowResult(tuple(ids[: row.accepted(ids)]))
+
+
+def free_numbers(token_ids: tuple[int, ...], count: int, num_first: int = 0) -> bytes:
+    """Numbers from -2 to 2 that depend on all ids, their order, and how many are of the first type. fp32."""
+    digest = hashlib.blake2b(struct.pack(f"<{1 + len(token_ids)}q", num_first, *token_ids), digest_size=4).digest()
+    (seed,) = struct.unpack("<I", digest)
+    return struct.pack(f"<{count}f", *(2 * math.sin(seed + i) for i in range(count)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +134,9 @@ def load_free(
         block_size=config.block_size,
         max_model_len=config.max_model_len,
         vocab_size=facts.arch.vocab_size,
+        hidden_size=facts.arch.hidden_size,
+        num_labels=NUM_LABELS,
+        gives_token_embeddings=True,
         weights_bytes=0,
         kv_bytes=0,
         planned_weights_bytes=0,

@@ -42,7 +42,8 @@ from inferd.server.endpoints.openapi import OpenApi, operation_of
 from inferd.server.endpoints.responses.background import Background
 from inferd.server.endpoints.responses.routes import ResponsesApi
 from inferd.server.endpoints.responses.store import ResponseStore
-from inferd.server.endpoints.routes import Access, Route
+from inferd.server.endpoints.route import Access, Route
+from inferd.server.endpoints.scores import ScoresApi
 from inferd.server.endpoints.service import Service, Services
 from inferd.server.endpoints.sleep import SleepApi
 from inferd.server.endpoints.state import StateApi
@@ -89,17 +90,6 @@ _READ_BY_PAGES = (
     *RATE_LIMIT_HEADERS,
 )
 """Headers of answers that the scripts of a web page may read."""
-
-
-_OPERATIONS = {
-    routes.CHAT.path: "chat",
-    routes.MESSAGES.path: "chat",
-    routes.RESPONSES.path: "chat",
-    routes.COMPLETIONS.path: "text_completion",
-    routes.INFILL.path: "text_completion",
-    routes.EMBEDDINGS.path: "embeddings",
-}
-"""Path -> name of its operation in traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +217,7 @@ def handlers_of(services: Services) -> dict[Route, Handler]:
     """The handler of each route in the table, except routes that answer 501."""
     chat, text, tokens = ChatApi(services), CompletionsApi(services), TokensApi(services)
     models, health, admin = ModelsApi(services), HealthApi(services), AdminApi(services)
-    render, messages = RenderApi(services), MessagesApi(services)
+    render, messages, judging = RenderApi(services), MessagesApi(services), ScoresApi(services)
     sleep, responses, gateways, llama_cpp = (
         SleepApi(services),
         ResponsesApi(services),
@@ -249,6 +239,10 @@ def handlers_of(services: Services) -> dict[Route, Handler]:
         routes.CANCEL_RESPONSE: responses.cancel,
         routes.RESPONSE_ITEMS: responses.input_items,
         routes.EMBEDDINGS: EmbeddingsApi(services).create,
+        **dict.fromkeys(routes.RERANKS, judging.rerank),
+        **dict.fromkeys(routes.SCORES, judging.score),
+        **dict.fromkeys(routes.CLASSIFIES, judging.classify),
+        routes.PREDICT: judging.predict,
         routes.TOKENIZE: tokens.tokenize,
         routes.DETOKENIZE: tokens.detokenize,
         routes.TOKENIZER_INFO: tokens.info,
@@ -344,7 +338,8 @@ def _middleware(
     if tracing is not None:
         from inferd.server.observability.tracing import Traces  # noqa: PLC0415
 
-        layers.append(Middleware(Traces, tracing=tracing, operations=_OPERATIONS))
+        operations = {route.path: route.operation for route in table if route.operation}
+        layers.append(Middleware(Traces, tracing=tracing, operations=operations))
     if settings.access_log:
         layers.append(Middleware(middleware.AccessLog, quiet_paths=public_paths))
     origins, hosts = settings.allowed_origins, settings.allowed_hosts if settings.trusts_this_machine else None

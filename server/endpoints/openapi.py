@@ -17,20 +17,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from inferd.server.endpoints.route import Access, Route
 from inferd.server.endpoints.routes import (
+    CLASSIFIES,
     DOCS,
     DOCS_FILES,
     EMBEDDINGS,
     HEALTH,
     LOAD_LORA,
     METRICS,
+    PREDICT,
     READY,
+    RERANKS,
     ROUTES,
+    SCORES,
     SLEEP,
     UNLOAD_LORA,
     WAKE_UP,
-    Access,
-    Route,
 )
 from inferd.server.endpoints.service import Service
 from inferd.server.errors import anthropic as anthropic_errors
@@ -61,7 +64,7 @@ _MEDIA = {
 _MORE = {
     **dict.fromkeys((HEALTH, READY, WAKE_UP), (503,)),
     SLEEP: (409, 503),
-    **dict.fromkeys((EMBEDDINGS, *DOCS_FILES), (501,)),
+    **dict.fromkeys((EMBEDDINGS, *RERANKS, *SCORES, *CLASSIFIES, PREDICT, *DOCS_FILES), (501,)),
 }
 """Further statuses of some routes."""
 

@@ -34,8 +34,10 @@ from inferd.server.schema import (
     unread,
 )
 from inferd.server.schema.answers.infill import Infill
+from inferd.server.schema.answers.scores import Prediction, Rank, Reranked
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
+from inferd.server.schema.classes import ClassifyRequest, PredictRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
@@ -43,6 +45,7 @@ from inferd.server.schema.infill import InfillRequest
 from inferd.server.schema.json_schema import Schema, inlined, schema_of, schemas_of_answers
 from inferd.server.schema.request_model import RequestModel
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
+from inferd.server.schema.scores import RerankRequest, ScoreRequest
 from inferd.server.schema.sleep import SleepingQuery, SleepQuery, WakeQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -70,6 +73,9 @@ _TYPES = {
     "`context_management.edits`": anthropic_parts.EDITS,
 }
 _EMBEDDING: dict[str, type[RequestModel]] = {"embeddings": EmbeddingRequest}
+_JUDGING: dict[str, type[RequestModel]] = {
+    "rerank": RerankRequest, "score": ScoreRequest, "classify": ClassifyRequest, "predict": PredictRequest
+}  # fmt: skip
 _READING: dict[str, type[RequestModel]] = {"/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest}
 _QUERIES: dict[str, type[RequestModel]] = {"/v1/responses/{id}": RetrieveQuery, "input_items": InputItemsQuery}
 _SLEEPS: dict[str, type[RequestModel]] = {"/sleep": SleepQuery, "/wake_up": WakeQuery, "/is_sleeping": SleepingQuery}
@@ -86,7 +92,9 @@ _ANSWERS: dict[str, Any] = {
     "chat": routes.CHAT.answer, "chat stream": routes.CHAT.events, "completions": routes.COMPLETIONS.answer,
     "completions stream": routes.COMPLETIONS.events, "infill": Infill,
     "infill stream": routes.INFILL.events, "/props": routes.PROPS.answer, "responses": routes.RESPONSES.answer,
-    "messages": routes.MESSAGES.answer, "embeddings": routes.EMBEDDINGS.answer, "/tokenize": routes.TOKENIZE.answer,
+    "messages": routes.MESSAGES.answer, "embeddings": routes.EMBEDDINGS.answer, "rerank": Reranked, "TEI rerank": Rank,
+    "score": routes.SCORES[0].answer, "classify": routes.CLASSIFIES[0].answer, "predict": Prediction,
+    "/tokenize": routes.TOKENIZE.answer,
     "/v1/models": routes.MODELS.answer, "/state": routes.STATE.answer,
 }  # fmt: skip
 _Abouts = Mapping[str, str]
@@ -213,7 +221,7 @@ _RESPONSE_PLACES: Mapping[str, Mapping[str, request_model.Row]] = {
 
 def _aliases() -> str:
     rows: dict[tuple[str, str], list[str]] = {}
-    for api, fields in _GENERATING.items():
+    for api, fields in (_GENERATING | _JUDGING).items():
         for alias, name in fields.aliases.items():
             rows.setdefault((f"`{alias}`", f"`{name}`"), []).append(api)
     return _table(("Name", "Is another name of", "APIs"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
@@ -277,6 +285,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "output": _area(OUTPUT),
     "tools": _area(TOOLS),
     "embeddings": _embeddings,
+    "scores": lambda: _table(_COLUMNS, _rows(_JUDGING, lambda field: field["x-has-effect"])),
     "responses-query": lambda: _table(_COLUMNS, _rows(_QUERIES, lambda field: True)),
     "sleep-query": lambda: _table(_COLUMNS, _rows(_SLEEPS, lambda field: True)),
     "tokens": lambda: _table(_COLUMNS, _rows(_READING, lambda field: True)),
@@ -288,9 +297,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "messages-blocks": lambda: _by_place("In", _BLOCKS),
     "messages-types": lambda: _by_place("Of", _TYPES),
     "messages-errors": _messages_errors,
-    "without-effect": lambda: _without_effect(_GENERATING | _EMBEDDING),
+    "without-effect": lambda: _without_effect(_GENERATING | _EMBEDDING | _JUDGING),
     "nested-without-effect": _nested_without_effect,
-    "refused": lambda: _refused(_GENERATING | _EMBEDDING),
+    "refused": lambda: _refused(_GENERATING | _EMBEDDING | _JUDGING),
     "offered": lambda: _offered(_GENERATING | _EMBEDDING),
     "kinds": lambda: _table(("Kind", "What it means"), ((kind, about) for kind, about in request_model.ABOUT.items())),
     "response-tools": lambda: _of_kinds("Type of tool", response_tools.TOOLS),

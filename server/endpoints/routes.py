@@ -5,69 +5,35 @@ The application, /openapi.json and the documentation are made from this table; a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Literal
-
 from starlette.routing import compile_path
 
 from inferd.server.endpoints.body import ModelQuery, ResetQuery
+from inferd.server.endpoints.route import Access, Area, Route
 from inferd.server.errors.table import Error
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from inferd.server.schema.answers import anthropic, generation, infill, operation, response_events, responses, tokens
+from inferd.server.schema.answers import (
+    anthropic,
+    generation,
+    infill,
+    operation,
+    response_events,
+    responses,
+    scores,
+    tokens,
+)
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.classes import ClassifyRequest, PredictRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.infill import InfillRequest
-from inferd.server.schema.request_model import RequestModel
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
+from inferd.server.schema.scores import RerankRequest, ScoreRequest
 from inferd.server.schema.sleep import SleepingQuery, SleepQuery, WakeQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
-
-class Access(Enum):
-    """The callers that a route allows."""
-
-    PUBLIC = "public"
-    """Any caller, because probes and scrapers have no key."""
-    KEY = "key"
-    """Callers with a key, if the server has keys."""
-    ADMIN = "admin"
-    """Callers with an admin key. Without admin keys nobody may call: an address proves nothing behind a proxy."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Route:
-    """One row of the table of routes, equal to itself alone."""
-
-    method: Literal["GET", "POST", "DELETE"]
-    path: str
-    access: Access
-    area: str
-    about: str
-    answer: Any
-    """Type of its answer's body, as pydantic reads types; None if it is not served."""
-    fields: type[RequestModel] | None = None
-    """Type of the request's body; None if it reads none."""
-    query: type[RequestModel] | None = None
-    """Type of its query; None if it reads none."""
-    events: Any = None
-    """Type of the data of its events; None if it never answers by a stream."""
-    missing: str = ""
-    """Reason for which it answers 501; empty if it is served."""
-
-    def __post_init__(self) -> None:
-        assert (self.answer is None) == bool(self.missing), f"{self.path}: a route that is served has an answer"
-
-    @property
-    def is_metered(self) -> bool:
-        """Whether a request counts toward its key's quota. Routes do that generate from prompts."""
-        return self.method == "POST" and self.area == _GENERATE and self.fields is not None
-
-
-_GENERATE, _TOKENS, _MODELS = "Generating", "Tokens", "Models"
-_OPERATE, _ADMIN = "Operation", "Administration"
+_GENERATE, _TOKENS, _MODELS = Area.GENERATING, Area.TOKENS, Area.MODELS
+_OPERATE, _ADMIN = Area.OPERATION, Area.ADMINISTRATION
 
 _NO_PROFILER = "This server has no profiler. /state and /metrics show how close the steps come to the device's peaks."
 
@@ -80,6 +46,7 @@ CHAT = Route(
     generation.ChatCompletion,
     ChatRequest,
     events=generation.ChatCompletionChunk | Error,
+    operation="chat",
 )
 CHAT_RENDER = Route(
     "POST",
@@ -99,6 +66,7 @@ COMPLETIONS = Route(
     generation.Completion,
     CompletionRequest,
     events=generation.CompletionChunk | Error,
+    operation="text_completion",
 )
 COMPLETIONS_RENDER = Route(
     "POST",
@@ -118,6 +86,7 @@ INFILL = Route(
     infill.Infill | list[infill.Infill],
     InfillRequest,
     events=infill.InfillChunk | infill.Infill | Error,
+    operation="text_completion",
 )
 MESSAGES = Route(
     "POST",
@@ -128,6 +97,7 @@ MESSAGES = Route(
     anthropic.Message,
     MessagesRequest,
     events=anthropic.StreamedEvent,
+    operation="chat",
 )
 COUNT_TOKENS = Route(
     "POST",
@@ -139,8 +109,35 @@ COUNT_TOKENS = Route(
     CountTokensRequest,
 )
 EMBEDDINGS = Route(
-    "POST", "/v1/embeddings", Access.KEY, _GENERATE, "Turn texts into vectors.", tokens.Embeddings, EmbeddingRequest
-)
+    "POST", "/v1/embeddings", Access.KEY, _GENERATE, "Turn texts into vectors.", tokens.Embeddings, EmbeddingRequest,
+    operation="embeddings",
+)  # fmt: skip
+RERANKS = tuple(
+    Route(
+        "POST", path, Access.KEY, _GENERATE,
+        "Sort documents by how well they answer a query, as Cohere, Jina, vLLM and text-embeddings-inference do.",
+        scores.Reranked | list[scores.Rank], RerankRequest, operation="rerank",
+    )
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+)  # fmt: skip
+SCORES = tuple(
+    Route(
+        "POST", path, Access.KEY, _GENERATE, "Score pairs of texts, as vLLM does.",
+        scores.Scores, ScoreRequest, operation="score",
+    )
+    for path in ("/v1/score", "/score")
+)  # fmt: skip
+CLASSIFIES = tuple(
+    Route(
+        "POST", path, Access.KEY, _GENERATE, "Classify texts, as vLLM does.",
+        scores.Classified, ClassifyRequest, operation="classify",
+    )
+    for path in ("/v1/classify", "/classify")
+)  # fmt: skip
+PREDICT = Route(
+    "POST", "/predict", Access.KEY, _GENERATE, "Classify texts and pairs, as text-embeddings-inference does.",
+    list[scores.Prediction] | list[list[scores.Prediction]], PredictRequest, operation="classify",
+)  # fmt: skip
 RESPONSES = Route(
     "POST",
     "/v1/responses",
@@ -150,6 +147,7 @@ RESPONSES = Route(
     responses.ResponseObject,
     ResponsesRequest,
     events=response_events.StreamedEvent,
+    operation="chat",
 )
 RESPONSE = Route(
     "GET",
@@ -244,7 +242,12 @@ LIVE = Route("GET", "/live", Access.PUBLIC, _OPERATE, "200 as long as the server
 VERSION = Route("GET", "/version", Access.PUBLIC, _OPERATE, "The version of inferd.", operation.Version)
 METRICS = Route("GET", "/metrics", Access.PUBLIC, _OPERATE, "Prometheus metrics.", str)
 STATE = Route(
-    "GET", "/state", Access.PUBLIC, _OPERATE, "What runs and waits, and how well the device is used.", operation.State
+    "GET",
+    "/state",
+    Access.PUBLIC,
+    _OPERATE,
+    "What runs and waits, and how well the device is used.",
+    operation.State,
 )
 LOADS = Route(
     "GET",
@@ -358,7 +361,7 @@ STOP_PROFILE = Route("POST", "/stop_profile", Access.KEY, _ADMIN, "Stop the prof
 ROUTES = (
     CHAT, CHAT_RENDER, COMPLETIONS, COMPLETIONS_RENDER, INFILL, MESSAGES, COUNT_TOKENS,
     RESPONSES, RESPONSE, DELETE_RESPONSE, CANCEL_RESPONSE, RESPONSE_ITEMS,
-    EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS, MODEL, PROPS,
+    EMBEDDINGS, *RERANKS, *SCORES, *CLASSIFIES, PREDICT, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS, MODEL, PROPS,
     HEALTH, READY, LIVE, VERSION, METRICS, STATE,
     LOADS, SERVER_INFO, MODEL_INFO, OPENAPI, DOCS, *DOCS_FILES, CONFIG, RESET_PREFIX_CACHE,
     LOAD_MODEL, UNLOAD_MODEL, LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, IS_SLEEPING, START_PROFILE, STOP_PROFILE,

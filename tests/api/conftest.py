@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import socket
 import struct
 import sys
@@ -31,6 +32,7 @@ from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
+from inferd.engine.api.wire.params import Pooling
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.model_lifecycle import State
@@ -84,12 +86,25 @@ def vector_of(token_ids: tuple[int, ...], num_components: int) -> bytes:
     return struct.pack(f"<{num_components}f", *values)
 
 
+def logits_of(token_ids: tuple[int, ...], num_labels: int, num_first: int = 0) -> bytes:
+    """The logits of an input: numbers from -2 to 2 that depend on every id, on its place and on its type."""
+    total = sum((i + 1) * (token_id + 1) * (1 if i < num_first else 2) for i, token_id in enumerate(token_ids))
+    values = (math.sin(total + label) * 2 for label in range(num_labels))
+    return struct.pack(f"<{num_labels}f", *values)
+
+
 class ScriptedStream:
     """One choice's tokens, as the router gives them."""
 
     def __init__(
-        self, submit: Submit, script: Script, token_ids: tuple[int, ...], aborted: Callable[..., None]
+        self,
+        submit: Submit,
+        script: Script,
+        token_ids: tuple[int, ...],
+        aborted: Callable[..., None],
+        num_labels: int = 0,
     ) -> None:
+        self.num_labels = num_labels
         self._submit, self._script, self._ids, self._aborted = submit, script, token_ids, aborted
         self._at = self._num_deltas = self.num_restarts = 0
         self._is_done = False
@@ -172,12 +187,18 @@ class ScriptedStream:
         reason: FinishReason = "abort" if self._abort.is_set() else "error" if self._script.failure else "length"
         pooling = self._submit.params.pooling
         return Delta(
-            embedding=vector_of(self._submit.prompt_ids, pooling.num_components) if pooling is not None else b"",
+            embedding=self._pooled(pooling) if pooling is not None else b"",
             request_id=self._submit.request_id,
             prompt_logprobs=self._prompt_logprobs() if self._num_deltas == 0 else (),
             finish_reason=reason,
             failure=self._script.failure,
         )
+
+    def _pooled(self, pooling: Pooling) -> bytes:
+        ids = self._submit.prompt_ids
+        if pooling.gives == "logits":
+            return logits_of(ids, self.num_labels, pooling.num_first)
+        return vector_of(ids, pooling.num_components)
 
     def _prompt_logprobs(self) -> tuple[WireLogprobs, ...]:
         if self._submit.params.prompt_logprobs is None:
@@ -214,6 +235,7 @@ class ScriptedRouter:
     num_resets: int = 0
     sleeps: list[tuple[int, str]] = field(default_factory=list)
     hidden_size: int = HIDDEN_SIZE
+    num_labels: int = 1
     speculative: str = "none"
     adapters: AdapterPlaces = field(default_factory=AdapterPlaces)
     waiting_by_tenant: dict[str, int] = field(default_factory=dict)
@@ -263,6 +285,7 @@ class ScriptedRouter:
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB_SIZE,
             hidden_size=self.hidden_size,
+            num_labels=self.num_labels,
             weights_bytes=1,
             kv_bytes=1,
             planned_weights_bytes=1,
@@ -303,7 +326,9 @@ class ScriptedRouter:
         with self.changed:
             self.submits.append(submit)
             self.changed.notify_all()
-        return ScriptedStream(submit, script, ids, self._on_abort)
+        allowed = submit.params.allowed_token_ids
+        ids = (allowed[sum(submit.prompt_ids) % len(allowed)],) if allowed and submit.params.logprobs else ids
+        return ScriptedStream(submit, script, ids, self._on_abort, self.num_labels)
 
     async def load(self) -> None:
         self.state, self.failure = State.SERVING, ""
@@ -339,6 +364,7 @@ class ScriptedRouter:
         self.state, self.failure, self.is_leaving, self.is_outage_long = State.SERVING, "", False, False
         self.has_engine, self.refusal = True, None
         self.stats, self.num_resets, self.hidden_size, self.speculative = EngineStats(), 0, HIDDEN_SIZE, "none"
+        self.num_labels = 1
         self.held = EngineStats()
         self.scripts, self.submits, self.aborted, self.sleeps = [], [], {}, []
         self.waiting_by_tenant, self.running_by_tenant = {}, {}

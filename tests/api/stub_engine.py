@@ -36,6 +36,7 @@ from inferd.engine.process.main import parts_of
 TOKEN = 300
 """An ordinary token of the embedded model's tokenizer."""
 ROWS_A_STEP = 256
+NUM_LABELS = 1
 _LOGPROBS = tuple(tuple((i + j, -1.5 - j) for j in range(20)) for i in range(1_000))
 
 
@@ -81,7 +82,7 @@ def delta_of(submit: Submit) -> Delta:
         prompt_logprobs=tuple(scored(submit.prompt_ids[1:], params.prompt_logprobs)),
         finish_reason="length",
         scheduled_s=submit.scheduling.arrival_s,
-        embedding=bytes(4 * params.pooling.num_components) if params.pooling is not None else b"",
+        embedding=bytes(4 * (params.pooling.num_components or NUM_LABELS)) if params.pooling is not None else b"",
     )
 
 
@@ -94,8 +95,8 @@ def scored(token_ids: Iterable[int], num_top: int | None) -> Iterator[WireLogpro
 def ready(max_model_len: int) -> Ready:
     return Ready(
         num_blocks=2**16, block_size=32, max_model_len=max_model_len, vocab_size=3_072, hidden_size=6,
-        weights_bytes=1, kv_bytes=1, planned_weights_bytes=1, planned_kv_bytes=1, device="none", dtype="float32",
-        peaks=Peaks(1e10, 1e12),
+        num_labels=NUM_LABELS, weights_bytes=1, kv_bytes=1, planned_weights_bytes=1, planned_kv_bytes=1,
+        device="none", dtype="float32", peaks=Peaks(1e10, 1e12),
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from inferd.engine.api.wire.messages import Failure
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.endpoints.app import Backend, add_routes, check_labels, create_app
-from inferd.server.endpoints.routes import CHAT, PAGE, ROUTES, Access
+from inferd.server.endpoints.route import Access
+from inferd.server.endpoints.routes import CHAT, PAGE, ROUTES
 from inferd.server.observability.metrics import Metrics
 from tests.api.conftest import app_settings
 

@@ -11,7 +11,8 @@ import pytest
 
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.model_lifecycle import State
-from inferd.server.endpoints.routes import ROUTES, Access
+from inferd.server.endpoints.route import Access
+from inferd.server.endpoints.routes import ROUTES
 from tests.api.conftest import app_settings
 from tests.configs import engine_config
 

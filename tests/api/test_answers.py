@@ -20,7 +20,8 @@ from inferd.server.config.settings import Settings
 from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.endpoints import routes
 from inferd.server.endpoints.app import Backend
-from inferd.server.endpoints.routes import ROUTES, Route
+from inferd.server.endpoints.route import Access, Area, Route
+from inferd.server.endpoints.routes import ROUTES
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.detect import Clues, detect
@@ -109,7 +110,22 @@ def ask_for_text(asking: Asking) -> None:
     asking.ask(routes.COMPLETIONS_RENDER, prompt=["a", "b"])
     asking.ask(routes.EMBEDDINGS, input=["a", "b"])
     asking.ask(routes.EMBEDDINGS, input="a", encoding_format="base64")
+    ask_for_scores(asking)
     asking.ask(routes.DETOKENIZE, tokens=asking.ask(routes.TOKENIZE, prompt="a b", return_token_strs=True)["tokens"])
+
+
+def ask_for_scores(asking: Asking) -> None:
+    for route in routes.RERANKS:
+        asking.ask(route, query="a", documents=["b", "c"], return_documents=True)
+        asking.ask(route, query="a", texts=["b", "c"], return_text=True)
+    for route in routes.SCORES:
+        asking.ask(route, text_1="a", text_2=["b", "c"])
+    asking.router.num_labels = 2
+    for route in routes.CLASSIFIES:
+        asking.ask(route, input=["a", "b"])
+    asking.ask(routes.PREDICT, inputs="a")
+    asking.ask(routes.PREDICT, inputs=[["a"], ["a", "b"]])
+    asking.router.num_labels = 1
 
 
 def ask_for_messages(asking: Asking) -> None:
@@ -327,6 +343,7 @@ def is_valid(adapter: TypeAdapter[Any], value: Any) -> bool:
     [
         (routes.CHAT, "usage"), (routes.COMPLETIONS, "usage"), (routes.RESPONSES, "reasoning"),
         (routes.MESSAGES, "usage"), (routes.EMBEDDINGS, "usage"), (routes.STATE, "kv_cache"),
+        (routes.SCORES[0], "usage"), (routes.CLASSIFIES[0], "usage"),
     ],
 )  # fmt: skip
 def test_a_wrong_answer_is_seen(
@@ -345,6 +362,6 @@ def test_a_wrong_answer_is_seen(
 
 def test_a_route_names_its_answer() -> None:
     with pytest.raises(AssertionError, match="has an answer"):
-        Route("GET", "/new", routes.Access.KEY, "Tokens", "A new route.", None)
+        Route("GET", "/new", Access.KEY, Area.TOKENS, "A new route.", None)
     with pytest.raises(TypeError, match="answer"):
-        Route("GET", "/new", routes.Access.KEY, "Tokens", "A new route.")  # type: ignore[call-arg]
+        Route("GET", "/new", Access.KEY, Area.TOKENS, "A new route.")  # type: ignore[call-arg]

@@ -192,6 +192,8 @@ ASKS = {
     **{f"{name}, streamed": (path, {**body, "stream": True}) for name, (path, body) in EVERY_FAMILY.items()},
     "responses in the background": ("/v1/responses", {"input": "hi", "background": True}),
     "embeddings": ("/v1/embeddings", {"input": "hi"}),
+    "rerank": ("/v1/rerank", {"query": "hi", "documents": ["hi"]}),
+    "classify": ("/v1/classify", {"input": "hi"}),
 }
 
 

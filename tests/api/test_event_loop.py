@@ -91,6 +91,9 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi", "max_output_tokens": 4},
     "/v1/messages": {"messages": USER, "max_tokens": 4},
     "/v1/embeddings": {"input": "hi"},
+    "/v1/rerank": {"query": "hi", "documents": ["hi"]},
+    "/v1/score": {"text_1": "hi", "text_2": "hi"},
+    "/v1/classify": {"input": "hi"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
 }
@@ -203,6 +206,7 @@ LOADS: dict[str, tuple[int, Callable[[], bytes]]] = {
         lambda: changed("/v1/responses", tools=[HOSTED] * 650, stream=True, max_output_tokens=1),
     ),
     "a million chunks": (200, lambda: chunked(COMPLETIONS, b'{"prompt": "' + WORDS.encode() * 23_000 + b'"}')),
+    "2,048 documents": (200, lambda: post("/v1/rerank", {"query": WORDS, "documents": [WORDS] * 2_048})),
     "2,048 inputs": (200, lambda: post("/v1/embeddings", {"input": [WORDS] * 2_048})),
     "2,048 choices with 16 stop strings of 1,024": (
         200,

@@ -61,6 +61,7 @@ STREAM = {**TEXT, "stream": True}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 MESSAGE = {**CHAT, "model": "tiny"}
 INPUT: dict[str, Any] = {"input": "hi", "max_output_tokens": 16}
+RANKED: dict[str, Any] = {"query": "a", "documents": ["a", "b", "c"]}
 VECTORS: dict[str, Any] = {"model": "tiny", "input": ["a", "b", "c"]}
 ALL = {
     "/v1/completions": TEXT,
@@ -68,6 +69,7 @@ ALL = {
     "/v1/messages": MESSAGE,
     "/v1/responses": INPUT,
     "/v1/embeddings": VECTORS,
+    "/v1/rerank": RANKED,
 }
 
 
@@ -98,6 +100,7 @@ def _refused(url: str) -> None:
         "/v1/messages/count_tokens": {"model": "tiny", "messages": [first, {"role": "nobody", "content": "x"}]},
         "/v1/responses": {**INPUT, "input": [first, {"role": "developer", "content": "hi " * 20_000}]},
         "/v1/embeddings": {**VECTORS, "input": "hi " * 20_000},
+        "/v1/rerank": {**RANKED, "query": "hi " * 20_000},
     }
     for path, body in told.items():
         assert b" 400 " in say(url, raw(path, body, CLOSE)), path
@@ -135,7 +138,7 @@ def test_a_request_leaves_no_cycle(url: str, does: Callable[[str], None]) -> Non
 
 
 def _fail(url: str, router: ScriptedRouter) -> None:
-    streamed = [(path, {**body, "stream": True}) for path, body in ALL.items() if body is not VECTORS]
+    streamed = [(path, {**body, "stream": True}) for path, body in ALL.items() if body not in (VECTORS, RANKED)]
     asked = [*ALL.items(), *streamed, *(("/v1/completions", {**body, "n": 2}) for body in (TEXT, STREAM))]
     for path, body in asked:
         for failing in (

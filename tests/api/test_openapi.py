@@ -17,7 +17,8 @@ from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.endpoints import openapi
 from inferd.server.endpoints.app import Backend, create_app
 from inferd.server.endpoints.openapi import default_of, document
-from inferd.server.endpoints.routes import ROUTES, Access
+from inferd.server.endpoints.route import Access
+from inferd.server.endpoints.routes import ROUTES
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import messages as errors
 from inferd.server.errors import table

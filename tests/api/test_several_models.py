@@ -34,6 +34,9 @@ READING = {
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
     "/v1/embeddings": {"input": "hi"},
+    "/v1/rerank": {"query": "hi", "documents": ["hi"]},
+    "/v1/score": {"text_1": "hi", "text_2": "hi"},
+    "/v1/classify": {"input": "hi"},
 }
 ADMIN = {"Authorization": "Bearer boss"}
 

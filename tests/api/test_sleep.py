@@ -22,6 +22,9 @@ GENERATING: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi"},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
     "/v1/embeddings": {"input": "hi"},
+    "/v1/rerank": {"query": "hi", "documents": ["hi"]},
+    "/v1/score": {"text_1": "hi", "text_2": "hi"},
+    "/v1/classify": {"input": "hi"},
     "/infill": {"input_prefix": "hi", "input_suffix": "ho"},
 }
 

@@ -18,6 +18,7 @@ DATES = {
     "server/observability/tracing.py": "the times of spans",
     "server/endpoints/gateways.py": "the `timestamp` of /v1/loads",
     "server/endpoints/chunks.py": "an answer's `created`",
+    "server/endpoints/scores.py": "an answer's `created`",
     "server/endpoints/responses/open_response.py": "an answer's `created_at` and `completed_at`",
     "server/commands/cache.py": "when a file was last used, for people",
     "server/commands/kv.py": "when segments were last used, for people",

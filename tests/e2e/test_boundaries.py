@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from inferd.server.endpoints import routes
-from inferd.server.endpoints.routes import ROUTES, Access
+from inferd.server.endpoints.route import Access
+from inferd.server.endpoints.routes import ROUTES
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table
 from inferd.server.schema.json_schema import schema_of, types_of
@@ -32,6 +33,10 @@ BASES: dict[str, str] = {
     "MessagesRequest": '"messages":[{"role":"user","content":"x"}],"max_tokens":2',
     "CountTokensRequest": '"messages":[{"role":"user","content":"x"}]',
     "EmbeddingRequest": '"input":"x"',
+    "RerankRequest": '"query":"x","documents":["x"]',
+    "ScoreRequest": '"text_1":"x","text_2":"x"',
+    "ClassifyRequest": '"input":"x"',
+    "PredictRequest": '"inputs":"x"',
     "ResponsesRequest": '"input":"x","max_output_tokens":2',
     "TokenizeRequest": '"prompt":"x"',
     "DetokenizeRequest": '"tokens":[1]',

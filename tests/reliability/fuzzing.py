@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from inferd.server.endpoints.routes import ROUTES, Route
+from inferd.server.endpoints.route import Route
+from inferd.server.endpoints.routes import ROUTES
 from inferd.server.schema.json_schema import schema_of
 from inferd.server.schema.request_model import RequestModel
 from tests.e2e.test_boundaries import BASES

@@ -16,7 +16,8 @@ import psutil
 import pytest
 from pydantic import TypeAdapter
 
-from inferd.server.endpoints.routes import ROUTES, Route
+from inferd.server.endpoints.route import Route
+from inferd.server.endpoints.routes import ROUTES
 from inferd.server.errors import anthropic as anthropic_errors
 from tests.e2e.conftest import Daemon
 from tests.e2e.test_boundaries import check_anthropic_error, check_error

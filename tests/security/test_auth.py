@@ -17,7 +17,8 @@ import pytest
 
 from inferd.engine.api.errors import ConfigError
 from inferd.server.config.settings import Settings
-from inferd.server.endpoints.routes import ROUTES, Access
+from inferd.server.endpoints.route import Access
+from inferd.server.endpoints.routes import ROUTES
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import ScriptedRouter, app_settings, model, serving
 from tests.e2e.conftest import Daemon, free_model, start

@@ -40,6 +40,7 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"input": "x", "tools": [{"type": "mcp", "server_label": "x", "server_url": "http://192.0.2.1"}]},
     ),
     ("/v1/embeddings", {"input": "x"}),
+    ("/v1/rerank", {"query": "x", "documents": ["http://192.0.2.1/x"]}),
     ("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "http://192.0.2.1/x"}),
 )
 

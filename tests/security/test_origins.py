@@ -79,7 +79,7 @@ def is_refused(answer: httpx.Response) -> bool:
 
 POSTS = (
     "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-    "/v1/embeddings", "/tokenize", "/detokenize", "/infill",
+    "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify", "/predict", "/tokenize", "/detokenize", "/infill",
 )  # fmt: skip
 
 

@@ -33,7 +33,8 @@ from tests.security.recorded.documented import statements
 
 FAMILIES = {
     "chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses",
-    "messages": "/v1/messages", "embeddings": "/v1/embeddings", "tokenize": "/tokenize", "detokenize": "/detokenize",
+    "messages": "/v1/messages", "embeddings": "/v1/embeddings", "rerank": "/v1/rerank", "score": "/v1/score",
+    "classify": "/v1/classify", "predict": "/predict", "tokenize": "/tokenize", "detokenize": "/detokenize",
     "others": "",
 }  # fmt: skip
 """Name -> prefix of the paths of its requests."""

@@ -57,6 +57,10 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses", {"input": CANARY, "instructions": CANARY, "background": True, "store": True}),
     ("/v1/responses", {"input": CANARY, "previous_response_id": CANARY}),
     ("/v1/embeddings", {"input": [CANARY, CANARY]}),
+    ("/v1/rerank", {"query": CANARY, "documents": [CANARY, {"text": CANARY}]}),
+    ("/v1/score", {"text_1": CANARY, "text_2": CANARY}),
+    ("/v1/classify", {"input": CANARY}),
+    ("/predict", {"inputs": [CANARY, CANARY]}),
     ("/tokenize", {"prompt": CANARY}),
     ("/v1/chat/completions/render", {"messages": HI}),
 )

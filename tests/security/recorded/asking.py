@@ -52,7 +52,7 @@ WAIT_S = 60.0
 _KEPT_HEADERS = (
     "access-control-allow-origin", "retry-after", "retry-after-ms", "www-authenticate", "x-should-retry", "vary",
 )  # fmt: skip
-_REPEATABLE = ("/render", "/count_tokens", "/tokenize", "/detokenize", "/v1/embeddings")
+_REPEATABLE = ("/render", "/count_tokens", "/tokenize", "/detokenize", "/v1/embeddings", "/predict")
 """Ends of paths whose answers hold no id and no time."""
 
 

@@ -1,0 +1,226 @@
+"""/v1/rerank and its other paths, /v1/score and /v1/classify, and /predict: parse -> judge -> render.
+
+Each shape of a request is translated into pairs or texts, and their scores into its answer. A thread writes the answer,
+which may hold all documents.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, TypeVar, cast
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferd.engine.api.errors import RequestError
+from inferd.server.endpoints.body import body_of
+from inferd.server.endpoints.respond import admit, while_asked
+from inferd.server.endpoints.service import Service, Services
+from inferd.server.errors import messages as errors
+from inferd.server.generate.classify import Classifying, ClassifyIntake
+from inferd.server.generate.request import Caller
+from inferd.server.generate.score import Pairs, ScoreIntake
+from inferd.server.generate.texts import Item, Pair
+from inferd.server.schema.answers import scores as answers
+from inferd.server.schema.answers.tokens import EmbeddingUsage
+from inferd.server.schema.classes import ClassifyRequest, PredictRequest
+from inferd.server.schema.scores import JudgingFields, RerankRequest, ScoreRequest, ScoringFields
+from inferd.server.schema.strict_json import exact
+
+T = TypeVar("T")
+
+_V2_PATH = "/v2/rerank"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, its service and its caller."""
+
+    request: Request
+    service: Service
+    name: str
+    """Name of the model in the answer."""
+    caller: Caller
+
+    def while_asked(self, work: Awaitable[T]) -> Awaitable[T]:
+        return while_asked(self.request, self.caller.deadline, work)
+
+    async def answer(self, write: Callable[[], bytes], size: int) -> Response:
+        data = await self.while_asked(self.service.threads.run(write, size, is_begun=True))
+        return Response(data, media_type="application/json")
+
+
+class ScoresApi:
+    """The handlers of the routes."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def rerank(self, request: Request, body: Annotated[RerankRequest, body_of(RerankRequest)]) -> Response:
+        """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
+        texts, name = _documents_of(body)
+        asked = self._asked(request, body)
+        scores, num_tokens = await _scored(asked, "rerank", Pairs((body.query,), texts, "query", name), body)
+        ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: body.top_n or None]
+        is_plain = body.texts is None
+        shows = body.return_documents
+        if shows is None:
+            shows = is_plain and request.url.path != _V2_PATH
+        shown = texts if shows else None
+        size = sum(len(texts[i]) for i in ranked) if shows else len(ranked)
+        if not is_plain:
+            return await asked.answer(partial(_ranks, scores, ranked, shown), size)
+        return await asked.answer(partial(_reranked, asked.name, scores, ranked, shown, num_tokens), size)
+
+    async def score(self, request: Request, body: Annotated[ScoreRequest, body_of(ScoreRequest)]) -> Response:
+        """Raises as `rerank`."""
+        if len(body.text_1) not in (1, len(body.text_2)):
+            rule = f"Expected 1 text, or as many as 'text_2' has ({len(body.text_2)})."
+            raise errors.invalid_value("text_1", f"{len(body.text_1)} texts", rule)
+        asked = self._asked(request, body)
+        pairs = Pairs(body.text_1, body.text_2, "text_1", "text_2")
+        scores, num_tokens = await _scored(asked, "score", pairs, body)
+        return await asked.answer(partial(_scores, asked.name, scores, num_tokens), len(scores))
+
+    async def classify(self, request: Request, body: Annotated[ClassifyRequest, body_of(ClassifyRequest)]) -> Response:
+        """Raises as `rerank`."""
+        asked = self._asked(request, body)
+        add_special = body.add_special_tokens is not False
+        accepted = await self._accepted(asked, body.input, "input", body, add_special=add_special)
+        asked.service.metrics.request_arrived("classify")
+        classes = await asked.while_asked(accepted.classes(asked.service.router))
+        label, num_tokens = asked.service.model.judges.label, accepted.inputs.num_tokens
+        work = partial(_classified, asked.name, classes, label, num_tokens)
+        return await asked.answer(work, sum(map(len, classes)))
+
+    async def predict(self, request: Request, body: Annotated[PredictRequest, body_of(PredictRequest)]) -> Response:
+        """Raises as `rerank`."""
+        asked = self._asked(request, body)
+        inputs, is_batch = body.inputs
+        items: list[Item] = [Pair(*texts) if len(texts) == 2 else texts[0] for texts in inputs]
+        accepted = await self._accepted(asked, items, "inputs", body)
+        asked.service.metrics.request_arrived("classify")
+        classes = await asked.while_asked(accepted.classes(asked.service.router))
+        work = partial(_predictions, classes, asked.service.model.judges.label, is_batch=is_batch)
+        return await asked.answer(work, sum(map(len, classes)))
+
+    def _asked(self, request: Request, body: JudgingFields) -> _Asked:
+        """Raises `RequestError`."""
+        service = self._services.of(body.model)
+        name = service.intake.check_model(body.model)
+        # The server sends inputs as places in the queue become free, so one free place is enough to begin.
+        caller = admit(request, service, body.timeout, num_choices=1, has_target=False)
+        return _Asked(request, service, name, caller)
+
+    async def _accepted(
+        self, asked: _Asked, items: Sequence[Item], param: str, body: JudgingFields, *, add_special: bool = True
+    ) -> Classifying:
+        service = asked.service
+        adapter, ready = service.intake.adapter_of(body.model), service.router.replicas.ready
+        intake = ClassifyIntake(service.prompts, service.model)
+        work = intake.take(items, param, body, asked.caller, ready, adapter, add_special=add_special)
+        return await asked.while_asked(work)
+
+
+async def _scored(asked: _Asked, api: str, pairs: Pairs, body: ScoringFields) -> tuple[tuple[float, ...], int]:
+    """(the scores of the pairs, the tokens of all inputs). Every shape of a request for scores takes this path."""
+    service = asked.service
+    adapter, ready = service.intake.adapter_of(body.model), service.router.replicas.ready
+    intake = ScoreIntake(service.prompts, service.model)
+    accepted = await asked.while_asked(intake.take(pairs, body, asked.caller, ready, adapter))
+    service.metrics.request_arrived(api)
+    return await asked.while_asked(accepted.scores(service.router, service.threads)), accepted.num_tokens
+
+
+def _documents_of(body: RerankRequest) -> tuple[tuple[str, ...], str]:
+    """(the documents, the field that has them). Raises `RequestError`."""
+    if body.documents is not None and body.texts is not None:
+        raise RequestError("invalid_value", "Only one of 'documents' and 'texts' can be given.", "texts")
+    if body.documents is not None:
+        return body.documents, "documents"
+    if body.texts is None:
+        raise errors.missing("documents")
+    return body.texts, "texts"
+
+
+def _reranked(
+    name: str, scores: Sequence[float], ranked: Sequence[int], texts: Sequence[str] | None, num_tokens: int
+) -> bytes:
+    def result(i: int) -> answers.RankedResult:
+        plain: answers.RankedResult = {"index": i, "relevance_score": scores[i]}
+        return plain if texts is None else {**plain, "document": {"text": texts[i]}}
+
+    answer: answers.Reranked = {
+        "id": f"rerank-{secrets.token_hex(8)}",
+        "object": "list",
+        "model": name,
+        "results": cast("list[answers.RankedResult]", [_piece(result(i)) for i in ranked]),
+        "usage": _usage(num_tokens),
+        "meta": {
+            "api_version": {"version": "2"},
+            "billed_units": {"search_units": 1},
+            "tokens": {"input_tokens": num_tokens, "output_tokens": 0},
+        },
+    }
+    return exact(orjson.dumps(answer))
+
+
+def _ranks(scores: Sequence[float], ranked: Sequence[int], texts: Sequence[str] | None) -> bytes:
+    def rank(i: int) -> answers.Rank:
+        plain: answers.Rank = {"index": i, "score": scores[i]}
+        return plain if texts is None else {**plain, "text": texts[i]}
+
+    return exact(orjson.dumps([_piece(rank(i)) for i in ranked]))
+
+
+def _scores(name: str, scores: Sequence[float], num_tokens: int) -> bytes:
+    answer: answers.Scores = {
+        "id": f"score-{secrets.token_hex(8)}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": name,
+        "data": [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)],
+        "usage": _usage(num_tokens),
+    }
+    return exact(orjson.dumps(answer))
+
+
+def _classified(name: str, classes: Sequence[Sequence[float]], label: Callable[[int], str], num_tokens: int) -> bytes:
+    def item(i: int, values: Sequence[float]) -> answers.Classes:
+        likeliest = max(range(len(values)), key=values.__getitem__)
+        return {"index": i, "label": label(likeliest), "probs": values, "num_classes": len(values)}
+
+    answer: answers.Classified = {
+        "id": f"classify-{secrets.token_hex(8)}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": name,
+        "data": cast("list[answers.Classes]", [_piece(item(i, values)) for i, values in enumerate(classes)]),
+        "usage": _usage(num_tokens),
+    }
+    return exact(orjson.dumps(answer))
+
+
+def _predictions(classes: Sequence[Sequence[float]], label: Callable[[int], str], *, is_batch: bool) -> bytes:
+    """The classes of each input, the likeliest first. An input that is no batch has a list of its own."""
+
+    def predictions(values: Sequence[float]) -> list[answers.Prediction]:
+        ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))
+        return [{"score": values[i], "label": label(i)} for i in ranked]
+
+    items = [_piece(predictions(values)) for values in classes]
+    return exact(orjson.dumps(items if is_batch else items[0]))
+
+
+def _piece(value: object) -> orjson.Fragment:
+    """A part of the answer, encoded for itself: no other thread runs while a part is encoded."""
+    return orjson.Fragment(orjson.dumps(value))
+
+
+def _usage(num_tokens: int) -> EmbeddingUsage:
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

@@ -1,0 +1,231 @@
+"""Texts and pairs of texts -> token ids that a model judges. Long ones are refused, or cut before their last tokens.
+
+Reads on threads, in turns, as `prompts` does. Knows nothing of scores.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from inferd.engine.api.errors import RequestError
+from inferd.engine.api.wire.messages import Submit
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
+from inferd.server.auth.quotas import UNLIMITED, Account
+from inferd.server.errors import messages as errors
+from inferd.server.generate import work
+from inferd.server.generate.prompts import PromptReader
+from inferd.server.schema.scores import JudgingFields, ScoringFields
+from inferd.server.text.model import ServedModel
+from inferd.server.text.pair_template import OpenPrompt, PairTemplate
+from inferd.server.text.pairs import JoinedPair, PairFrame
+from inferd.server.text.split_points import PART
+from inferd.server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two texts that are judged together."""
+
+    first: str
+    second: str
+
+
+Item = str | Pair | tuple[int, ...]
+"""A text, a pair, or token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How long an item may be."""
+
+    most: int
+    """Most tokens, those that the tokenizer adds included."""
+    is_cut: bool = False
+    """Whether a longer item is cut; otherwise it is refused."""
+    most_second: int | None = None
+    """Most tokens of the second text of a pair, which is cut; None: no bound."""
+
+
+def cut_of(body: JudgingFields, *mosts: int | None) -> Cut:
+    """`mosts`: what bounds every input of the model; None: no bound."""
+    asked, second = body.truncate_prompt_tokens, None
+    if isinstance(body, ScoringFields):
+        second = body.max_tokens_per_doc
+    most = min(each for each in (*mosts, asked if asked != -1 else None) if each is not None)
+    return Cut(most, is_cut=asked is not None or bool(body.truncate) or second is not None, most_second=second)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An item as the engine gets it."""
+
+    token_ids: tuple[int, ...]
+    name: str
+    """Its field of the request, for error messages."""
+    num_first: int = 0
+    """Tokens of the first type; 0: all are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Valid inputs of one request, in the form of `ManyInputs`."""
+
+    inputs: tuple[Input, ...]
+    params: SamplingParams
+    scheduling: SchedulingParams
+    account: Account = UNLIMITED
+    engine_id: str = field(default_factory=lambda: f"judge-{secrets.token_hex(8)}")
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(each.token_ids) for each in self.inputs)
+
+    def name_of(self, index: int) -> str:
+        return self.inputs[index].name
+
+    def submits(self) -> Iterator[Submit]:
+        """One submit for each input, in order."""
+        params, pooling = self.params, self.params.pooling
+        for i, each in enumerate(self.inputs):
+            if pooling is not None and each.num_first:
+                typed = msgspec.structs.replace(pooling, num_first=each.num_first)
+                params = msgspec.structs.replace(self.params, pooling=typed)
+            yield Submit(
+                request_id=f"{self.engine_id}-{i}",
+                prompt_ids=each.token_ids,
+                params=params if each.num_first else self.params,
+                scheduling=self.scheduling,
+            )
+
+
+class TextReader:
+    """Reads items for one model."""
+
+    def __init__(self, prompts: PromptReader, model: ServedModel) -> None:
+        self._prompts, self._model = prompts, model
+
+    async def read(
+        self,
+        items: Sequence[Item],
+        names: Sequence[str],
+        cut: Cut,
+        *,
+        template: PairTemplate | None = None,
+        instruction: str | None = None,
+        add_special: bool = True,
+        first_name: str = "query",
+    ) -> tuple[Input, ...]:
+        """The inputs in order. `names`: of the items, as errors call them, and `first_name` of what is wrong with a
+        pair's first text alone. `template`: of pairs, if they are no plain pairs. Raises `RequestError`."""
+        frame = self._model.tokenizer.pair_frame() if template is None else None
+        if template is None and frame is None and any(isinstance(item, Pair) for item in items):
+            message = "This model's tokenizer has no form for pairs of texts. Serve a model that was trained on pairs."
+            raise RequestError("not_implemented", message)
+        pairs = _PairReader(self._prompts, self._model.tokenizer, cut, frame, template, instruction, first_name)
+
+        def reading() -> Generator[int, None, tuple[Input, ...]]:
+            inputs: list[Input] = []
+            num_read = num_ids = 0
+            for item, name in zip(items, names, strict=True):
+                num_read += _size(item)
+                if num_read > PART:
+                    yield _size(item)
+                    num_read = 0
+                if isinstance(item, Pair):
+                    joined = yield from pairs.read(item, name)
+                else:
+                    joined = yield from self._single(item, name, cut, add_special=add_special)
+                inputs.append(_fitted(joined, name, cut))
+                num_ids += len(inputs[-1].token_ids)
+                work.check_input_ids(name.partition("[")[0], len(inputs), num_ids)
+            return tuple(inputs)
+
+        return await self._prompts.in_turns(reading(), max(map(_size, items), default=0))
+
+    def _single(
+        self, item: str | tuple[int, ...], name: str, cut: Cut, *, add_special: bool
+    ) -> Generator[int, None, JoinedPair]:
+        """A text or token ids, as a pair without a first text."""
+        if not isinstance(item, str):
+            self._prompts.check_ids(item, name)
+            return JoinedPair((), (), (), item, ())
+        frame = self._model.tokenizer.frame
+        if add_special and frame is None:
+            return JoinedPair((), (), (), (yield from self._prompts.part(item, name, add_special=True)), ())
+        before, behind = frame if add_special and frame is not None else ((), ())
+        if not cut.is_cut:
+            self._prompts.check_least(name, *self._model.tokenizer.size_of(item))
+        return JoinedPair(before, (), (), (yield from self._prompts.part(item, name)), behind)
+
+
+class _PairReader:
+    """Reads the pairs of one request. Mostly one query has all documents, so a first text is read once for all pairs
+    in a row that have it."""
+
+    def __init__(
+        self,
+        prompts: PromptReader,
+        tokenizer: Tokenizer,
+        cut: Cut,
+        frame: PairFrame | None,
+        template: PairTemplate | None,
+        instruction: str | None,
+        first_name: str,
+    ) -> None:
+        """Either the `frame` or the `template` joins the pairs."""
+        self._prompts, self._tokenizer, self._cut, self._frame = prompts, tokenizer, cut, frame
+        self._template, self._instruction, self._first_name = template, instruction, first_name
+        self._text: str | None = None
+        self._first: tuple[int, ...] = ()
+        self._open: OpenPrompt | None = None
+
+    def read(self, pair: Pair, name: str) -> Generator[int, None, JoinedPair]:
+        if pair.first != self._text:
+            yield from self._begin(pair.first)
+        self._check_least(pair.second, name)
+        if self._open is not None:
+            reading = self._open.join(pair.second, self._prompts.most_tokens)
+            return (yield from self._prompts.bounded(reading, name))
+        assert self._frame is not None
+        return self._frame.join(self._first, (yield from self._prompts.part(pair.second, name)))
+
+    def _begin(self, text: str) -> Generator[int, None, None]:
+        self._check_least(text, self._first_name)
+        if self._template is None:
+            self._first = yield from self._prompts.part(text, self._first_name)
+        else:
+            opening = self._template.open(text, self._instruction, self._prompts.most_tokens)
+            self._open = yield from self._prompts.bounded(opening, self._first_name)
+        self._text = text
+
+    def _check_least(self, text: str, name: str) -> None:
+        """Raises `RequestError` for a text whose bytes alone show that it is too long."""
+        if not self._cut.is_cut:
+            self._prompts.check_least(name, *self._tokenizer.size_of(text))
+
+
+def _fitted(joined: JoinedPair, name: str, cut: Cut) -> Input:
+    """The input. Raises `RequestError` for one that is too long, or has no tokens."""
+    if cut.most_second is not None:
+        joined = joined.with_second_cut(cut.most_second)
+    if len(joined) > cut.most and cut.is_cut:
+        joined = joined.cut(cut.most)
+    if len(joined) > cut.most:
+        error = errors.context_too_long(name, cut.most, len(joined), None)
+        way_out = "" if cut.is_cut else " Or set 'truncate_prompt_tokens' to -1, which cuts it."
+        raise error.reworded(error.message + way_out, error.param)
+    if not len(joined):
+        raise RequestError("invalid_value", f"Invalid '{name}': it has no tokens. Expected at least one.", name)
+    return Input(joined.token_ids, name, joined.num_first)
+
+
+def _size(item: Item) -> int:
+    return max(len(item.first), len(item.second)) if isinstance(item, Pair) else len(item)
