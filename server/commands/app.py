@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -224,6 +224,71 @@ def chat(
         seed=seed,
     )
     raise typer.Exit(run_chat(options, question))
+
+
+@app.command()
+def embed(
+    file: Annotated[str, typer.Argument(help="File with one text a line, or JSON lines (.jsonl); - reads the input.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write: JSON lines, or .npy. Default: FILE.embeddings.jsonl."),
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option("--base-url", "--url", help="URL of a running server. Without it the command starts its own."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model to ask, or to serve without --base-url. Default: the first that the server lists."),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="INFERD_API_KEY", help="API key, if the server requires one.")
+    ] = None,
+    field: Annotated[
+        str | None, typer.Option(help="Field of each JSON line that has the text. Default for .jsonl: text.")
+    ] = None,
+    input_type: Annotated[str | None, typer.Option(help="Kind of texts, such as query or document.")] = None,
+    prompt_name: Annotated[str | None, typer.Option(help="Name of the model's prompt that begins each text.")] = None,
+    dimensions: Annotated[int | None, typer.Option(help="Number of leading components to keep.", min=1)] = None,
+    output_dtype: Annotated[
+        Literal["float", "int8", "uint8", "binary", "ubinary"], typer.Option(help="Type of the components.")
+    ] = "float",
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut texts that are too long. Otherwise such a line fails.")
+    ] = False,
+    batch: Annotated[int, typer.Option(help="Maximum number of lines in a request.", min=1, max=2048)] = 128,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", "-c", help="Number of requests to keep in flight.", min=1, max=256)
+    ] = 4,
+    patience: Annotated[
+        float, typer.Option(help="Seconds to try again while the server is busy or away.", min=0)
+    ] = 600.0,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew, whatever an earlier run left.")] = False,
+) -> None:
+    """Embed the lines of a file. A run that was stopped goes on with the same command.
+
+    The exit code is 1 if lines failed: the output says which, and why.
+    """
+    from inferd.server.commands.embed.run import EmbedOptions, run  # noqa: PLC0415
+
+    options = EmbedOptions(
+        file=file,
+        output=output,
+        base_url=base_url,
+        model=model,
+        api_key=first_key(api_key),
+        field=field,
+        input_type=input_type,
+        prompt_name=prompt_name,
+        dimensions=dimensions,
+        output_dtype=output_dtype,
+        truncate=truncate,
+        batch=batch,
+        concurrency=concurrency,
+        patience_s=patience,
+        restart=restart,
+    )
+    raise typer.Exit(run(options))
 
 
 @app.command()

@@ -33,6 +33,7 @@ from inferd.server.endpoints.admin import AdminApi, Handler, admin_only, at_port
 from inferd.server.endpoints.anthropic.routes import MessagesApi
 from inferd.server.endpoints.chat import ChatApi
 from inferd.server.endpoints.completions import CompletionsApi
+from inferd.server.endpoints.embedding_dialects import EmbeddingDialects
 from inferd.server.endpoints.embeddings import EmbeddingsApi
 from inferd.server.endpoints.gateways import GatewaysApi
 from inferd.server.endpoints.health import HealthApi
@@ -243,6 +244,7 @@ def handlers_of(services: Services) -> dict[Route, Handler]:
         **dict.fromkeys(routes.SCORES, judging.score),
         **dict.fromkeys(routes.CLASSIFIES, judging.classify),
         routes.PREDICT: judging.predict,
+        **EmbeddingDialects(services).handlers(),
         routes.TOKENIZE: tokens.tokenize,
         routes.DETOKENIZE: tokens.detokenize,
         routes.TOKENIZER_INFO: tokens.info,

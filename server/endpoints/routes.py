@@ -8,11 +8,13 @@ from __future__ import annotations
 from starlette.routing import compile_path
 
 from inferd.server.endpoints.body import ModelQuery, ResetQuery
+from inferd.server.endpoints.embedding_routes import IN_OTHER_FORMS
 from inferd.server.endpoints.route import Access, Area, Route
 from inferd.server.errors.table import Error
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from inferd.server.schema.answers import (
     anthropic,
+    embeddings,
     generation,
     infill,
     operation,
@@ -109,8 +111,8 @@ COUNT_TOKENS = Route(
     CountTokensRequest,
 )
 EMBEDDINGS = Route(
-    "POST", "/v1/embeddings", Access.KEY, _GENERATE, "Turn texts into vectors.", tokens.Embeddings, EmbeddingRequest,
-    operation="embeddings",
+    "POST", "/v1/embeddings", Access.KEY, _GENERATE, "Turn texts into vectors.",
+    embeddings.Embeddings, EmbeddingRequest, operation="embeddings",
 )  # fmt: skip
 RERANKS = tuple(
     Route(
@@ -361,7 +363,8 @@ STOP_PROFILE = Route("POST", "/stop_profile", Access.KEY, _ADMIN, "Stop the prof
 ROUTES = (
     CHAT, CHAT_RENDER, COMPLETIONS, COMPLETIONS_RENDER, INFILL, MESSAGES, COUNT_TOKENS,
     RESPONSES, RESPONSE, DELETE_RESPONSE, CANCEL_RESPONSE, RESPONSE_ITEMS,
-    EMBEDDINGS, *RERANKS, *SCORES, *CLASSIFIES, PREDICT, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS, MODEL, PROPS,
+    EMBEDDINGS, *IN_OTHER_FORMS, *RERANKS, *SCORES, *CLASSIFIES, PREDICT, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS,
+    MODEL, PROPS,
     HEALTH, READY, LIVE, VERSION, METRICS, STATE,
     LOADS, SERVER_INFO, MODEL_INFO, OPENAPI, DOCS, *DOCS_FILES, CONFIG, RESET_PREFIX_CACHE,
     LOAD_MODEL, UNLOAD_MODEL, LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, IS_SLEEPING, START_PROFILE, STOP_PROFILE,

@@ -27,7 +27,7 @@ from inferd.server.generate.request import Caller
 from inferd.server.generate.score import Pairs, ScoreIntake
 from inferd.server.generate.texts import Item, Pair
 from inferd.server.schema.answers import scores as answers
-from inferd.server.schema.answers.tokens import EmbeddingUsage
+from inferd.server.schema.answers.embeddings import EmbeddingUsage
 from inferd.server.schema.classes import ClassifyRequest, PredictRequest
 from inferd.server.schema.scores import JudgingFields, RerankRequest, ScoreRequest, ScoringFields
 from inferd.server.schema.strict_json import exact

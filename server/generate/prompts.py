@@ -17,6 +17,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.errors import messages as errors
 from inferd.server.generate.request import Prompt
 from inferd.server.schema import completions
+from inferd.server.schema.embeddings import Side
 from inferd.server.schema.notices import Notice
 from inferd.server.schema.token_ids import pieces
 from inferd.server.text.control_tokens import Rendered
@@ -168,12 +169,14 @@ class PromptReader:
         param: str = "prompt",
         check_size: CheckSize | None = None,
         kept: int | None = None,
+        side: Side | None = None,
         check_total: Callable[[int, int], None] | None = None,
     ) -> list[Encoded]:
         """Tokenize texts and check ids, in order. Raises `RequestError` for an id that is no row of the embedding.
 
-        `kept`: only so many of a prompt's last ids are needed; one more is returned if there are more. `check_total` is
-        called after each prompt with how many prompts were read, and how many ids they have together.
+        `kept`: only so many of a prompt's last ids are needed; one more is returned if there are more. With a `side`
+        that side of each text is cut instead, and `cut` takes the rest. `check_total` is called after each prompt with
+        how many prompts were read, and how many ids they have together.
         """
         tokenizer = self._model.tokenizer
 
@@ -188,7 +191,7 @@ class PromptReader:
                 if isinstance(prompt, str):
                     if check_size is not None:
                         check_size(*tokenizer.size_of(prompt))
-                    ids = yield from self._encode(prompt, add_special, param, kept, must_fit=True)
+                    ids = yield from self._encode(prompt, add_special, param, kept, must_fit=True, side=side)
                     encoded.append((ids, prompt))
                 else:
                     self.check_ids(prompt, f"{param}[{i}]" if len(prompts) > 1 else param)
@@ -260,6 +263,7 @@ class PromptReader:
         *,
         must_fit: bool,
         own: Tokenizer | None = None,
+        side: Side | None = None,
     ) -> Generator[int, None, tuple[int, ...]]:
         """A text that begins with the BOS gets no second one. `own`: the tokenizer, if it is not the model's. Raises
         `RequestError` for a text with more tokens than both the context and `MANY_IDS`, and for one that cannot be
@@ -267,7 +271,7 @@ class PromptReader:
         tokenizer = own or self._model.tokenizer
         add_special = add_special and not tokenizer.has_own_bos(text)
         last = None if kept is None else min(kept, self.most_tokens) + 1
-        reading = tokenizer.encode_in_parts(text, add_special, self.most_tokens, last)
+        reading = tokenizer.encode_in_parts(text, add_special, self.most_tokens, last, side)
         return (yield from self.bounded(reading, param, must_fit=must_fit))
 
     @property
@@ -292,6 +296,10 @@ class PromptReader:
             raise errors.too_many_tokens(param, self.most_tokens) from None
         except NoSplitPointError as error:
             raise errors.no_place_to_cut(param, error.start, error.num_chars, error.limit) from None
+
+    def cut(self, token_ids: tuple[int, ...], kept: int | None, side: Side) -> tuple[int, ...]:
+        """At most `kept` ids of a text, which stays whole within the tokens that the tokenizer adds, but for `side`."""
+        return self._model.tokenizer.cut(token_ids, kept, side)
 
     def check_ids(self, token_ids: Sequence[int], where: str) -> None:
         """Raises `RequestError` for the first id that is no row of the embedding."""

@@ -19,6 +19,10 @@ this is 32 MiB."""
 MAX_INPUT_IDS = 2**20
 """Tokens of all inputs of one request for embeddings, scores or classes: 40 MiB as Python's numbers."""
 
+MAX_COMPONENTS = 2**23
+"""Components of all vectors of one answer that has a vector for each token: those of 2,048 vectors of 4,096, about 170
+MB of JSON."""
+
 MAX_LISTED_ENTRIES = 2**20
 """Entries of a list of ids times choices: the engine reads the list again for each choice."""
 
@@ -49,6 +53,13 @@ def check_input_ids(param: str, num_inputs: int, num_ids: int) -> None:
     if num_ids > MAX_INPUT_IDS:
         factors = ((num_inputs, "inputs counted"), (-(-num_ids // num_inputs), "tokens per input (rounded up)"))
         raise errors.too_much_work(param, factors, MAX_INPUT_IDS, "tokens")
+
+
+def check_token_vectors(param: str, num_tokens: int, num_components: int) -> None:
+    """Raises `RequestError`."""
+    if num_tokens * num_components > MAX_COMPONENTS:
+        factors = ((num_tokens, "tokens"), (num_components, "components per token"))
+        raise errors.too_much_work(param, factors, MAX_COMPONENTS, "components")
 
 
 def most_scored_tokens(num_choices: int, num_top: int | None) -> int | None:

@@ -7,11 +7,17 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from inferd.engine.api.wire.params import PoolingKind
 from inferd.server.schema.completions import Prompt, prompts
 from inferd.server.schema.generation import MAX_PRIORITY
 from inferd.server.schema.latency import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from inferd.server.schema.request_model import RequestModel, option, required
-from inferd.server.schema.values import Besides, Flag, Number, Text, Whole
+from inferd.server.schema.values import Besides, Flag, Many, Number, Text, Whole
+
+VectorType = Literal["float", "int8", "uint8", "binary", "ubinary"]
+"""Type of a vector's components."""
+Side = Literal["left", "right"]
+"""Side of a text that is cut: its beginning or its end."""
 
 
 class EmbeddingRequest(RequestModel):
@@ -22,13 +28,27 @@ class EmbeddingRequest(RequestModel):
     )
     model: Text | None = option("The name of the served model; any other is a 404.", unset="the served model")
     encoding_format: Literal["float", "base64"] | None = option(
-        "`float`: a list of numbers, each exactly the 32-bit one. `base64`: the same numbers, 4 bytes each, "
+        "`float`: a list of numbers, each exactly the one of `output_dtype`. `base64`: the bytes of the same numbers, "
         "little-endian.",
         unset="`float`",
     )
+    output_dtype: VectorType | None = option(
+        "Type of the components. `float`: 32 bits. `int8`: 127 times each component of the vector scaled to length 1, "
+        "rounded. `uint8`: that plus 128. `ubinary`: one bit for each component, 1 if it is above 0, eight to a byte, "
+        "the first in the highest bit. `binary`: those bytes less 128.",
+        unset="`float`",
+    )
+    embedding_types: Annotated[tuple[VectorType, ...], Many(1, 1)] | None = option(
+        "`output_dtype` as a list of one. `/v2/embed` gives several types at once.", unset="as `output_dtype` says"
+    )
+    return_multivector: Flag | None = option(
+        "Give a vector for each token, special tokens included, as late interaction compares them. They come as "
+        "`embeddings`. With `base64` they are one string, one vector after another.",
+        unset="false",
+    )
     dimensions: Whole | None = option(
         "Number of leading components to keep. The vector is scaled again. More than the model's hidden size is "
-        "refused.",
+        "refused, and so is any other than those that its config.json lists as `matryoshka_dimensions`.",
         unset="those that the model's `truncate_dim` says, else its hidden size",
         ge=1,
     )
@@ -37,13 +57,16 @@ class EmbeddingRequest(RequestModel):
         unset="the model's `default_prompt_name`",
     )
     input_type: Text | None = option(
-        "`query`, `search_query`, `document`, `passage` or `search_document`: begin each text with the prompt that the "
-        "model has for such texts. A model without prompts embeds both alike.",
+        "`query`, `search_query`, `document`, `passage`, `search_document`, `classification`, `clustering` or the name "
+        "of a prompt: begin each text with the prompt that the model has for such texts. A model without such a prompt "
+        "embeds the text alone.",
         unset="as `prompt_name` says",
     )
-    pooling: Literal["last", "mean"] | None = option(
-        "Of the hidden states behind the final norm: `last` takes the last token's, `mean` the mean of all. `mean` "
-        "takes no prefix hit.",
+    pooling: PoolingKind | None = option(
+        "Of the hidden states behind the final norm, `last` takes the last token's and `cls` the first token's. `mean` "
+        "is the mean of all, and `max` the largest of each component. `mean_sqrt_len` is their sum over the root of "
+        "their number. `weightedmean` has the positions, counted from 1, as weights. One that the model's engine lacks "
+        "is refused. All but `last` take no prefix hit.",
         unset="as the model's `modules.json` says, else `last`",
     )
     normalize: Flag | None = option(
@@ -53,9 +76,13 @@ class EmbeddingRequest(RequestModel):
         "Add the special tokens that the tokenizer adds to every text.", unset="true"
     )
     truncate_prompt_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, -1)] = option(
-        "Keep only this many tokens at the end of each input; -1 keeps as many as the context holds. If not given, the "
-        "server refuses an input that is too long and never cuts it.",
+        "Keep only this many tokens of each input; -1 keeps as many as the model takes. Tokens that the tokenizer adds "
+        "around a text stay. If not given, the server refuses an input that is too long and never cuts it.",
         unset="never cut",
+    )
+    truncation_side: Side | None = option(
+        "The side that `truncate_prompt_tokens` cuts: `right` keeps the beginning of each input, `left` its end.",
+        unset="as the tokenizer says, else `right`, for a model that embeds; `left` for one that generates",
     )
     priority: Whole | None = option(
         "A lower value is scheduled earlier. One level counts as 10 s of waiting.",
@@ -72,8 +99,16 @@ class EmbeddingRequest(RequestModel):
     )
     user: Text | None = option("Clients are identified by their key.", has_effect=False)
 
+    aliases: ClassVar[Mapping[str, str]] = {
+        "output_dimension": "dimensions",
+        "embedding_type": "output_dtype",
+        "normalized": "normalize",
+        "task": "input_type",
+    }
+
     refused: ClassVar[Mapping[str, str]] = {
         "messages": "Send the token ids that /v1/chat/completions/render gives as 'input'.",
-        "embed_dtype": "Vectors are 32-bit numbers; 'encoding_format' says how they are written.",
+        "embed_dtype": "Components have 32 bits, 8 bits or one bit, as 'output_dtype' says.",
         "endianness": "'base64' is little-endian.",
+        "late_chunking": "Each input is embedded alone.",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,7 @@ from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder, sentences_of
 from inferd.server.errors import messages as errors
+from inferd.server.schema.embeddings import Side
 from inferd.server.schema.strict_json import any_json
 from inferd.server.text.control_tokens import Begun, ControlTokens, control_tokens_of
 from inferd.server.text.fill_in import FillIn
@@ -80,6 +82,11 @@ class ServedModel:
     """How it judges texts, and pairs of them."""
     pair_templates: PairTemplates | None = None
     """The prompts by which it judges a pair; None: it reads the two texts as its tokenizer joins them."""
+    truncation_side: Side = "left"
+    """The side of an input for an embedding that is cut, if its request asks for that. A model that embeds loses the
+    end, unless its tokenizer says otherwise. Any other loses the beginning, as it does when it generates."""
+    trained_dimensions: tuple[int, ...] = ()
+    """Numbers of leading components that it was trained for; empty: any."""
     digest: str = ""
     """Hash of the files of the tokenizer and the chat template."""
     files: tuple[PinnedFile, ...] = ()
@@ -132,6 +139,8 @@ class ServedModel:
         tokenizer_config = read("tokenizer_config.json") or {}
         judges, pair_templates = _judging(path, names, config, template, tokenizer)
         judges = judges.bounded(tokenizer_config.get("model_max_length"))
+        folder = sentences_of(path, config, read.gguf)
+        embeds = folder is not PLAIN or not draws_tokens(config)
         info = {"tokenizer_class": pretrained.class_name, **tokenizer_config}
         return cls(
             names=names,
@@ -149,11 +158,25 @@ class ServedModel:
             format=found,
             tokenizer_info=_written({**info, "chat_template": template.source if template else None}),
             generates=draws_tokens(config),
-            embeds=sentences_of(path, config, read.gguf),
+            embeds=folder,
+            truncation_side=_truncation_side(tokenizer_config) if embeds else "left",
+            trained_dimensions=_dimensions_of(config),
             judges=judges,
             pair_templates=pair_templates,
             fill_in=FillIn.of(tokenizer, vocab_size, tokenizer_config["fim_token_ids"] if is_gguf(path) else {}),
         )
+
+
+def _truncation_side(tokenizer_config: Mapping[str, object]) -> Side:
+    return "left" if tokenizer_config.get("truncation_side") == "left" else "right"
+
+
+def _dimensions_of(config: Mapping[str, object]) -> tuple[int, ...]:
+    """`matryoshka_dimensions` of config.json. Raises `ModelError`."""
+    given = config.get("matryoshka_dimensions") or []
+    if not isinstance(given, list) or not all(type(value) is int and value > 0 for value in given):
+        raise ModelError(f"config.json: matryoshka_dimensions must be numbers above 0, but is {errors.shown(given)}")
+    return tuple(given)
 
 
 def _probed(template: ChatTemplate | None) -> tuple[ToolSupport, Derived]:

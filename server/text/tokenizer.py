@@ -21,6 +21,7 @@ from tokenizers.models import BPE
 
 from inferd.engine.api.byte_alphabet import BYTE_OF_CHAR
 from inferd.engine.api.errors import ModelError
+from inferd.server.schema.embeddings import Side
 from inferd.server.text.detokenizer import Detokenizer, TokenBytes
 from inferd.server.text.pairs import PairFrame
 from inferd.server.text.split_points import MAX_PART, PART, Span, split_points_of
@@ -106,6 +107,11 @@ class Tokenizer:
         """The ids that are added before every text; none if they cannot be separated from those of the text."""
         return self._frame[0] if self._frame else ()
 
+    @property
+    def num_added(self) -> int:
+        """Number of tokens that are added before and behind every text, if they can be separated from it."""
+        return sum(map(len, self._frame or ()))
+
     def literal(self, token_ids: Collection[int] = ()) -> Self:
         """The same tokenizer for texts in which special tokens, and the added tokens `token_ids`, are only text."""
         backend = self._with_added(
@@ -184,15 +190,15 @@ class Tokenizer:
         return [token_id for token_id in own_ids if token_id != _NO_ID]
 
     def encode_in_parts(
-        self, text: str, add_special: bool, most: int, kept: int | None = None
+        self, text: str, add_special: bool, most: int, kept: int | None = None, side: Side | None = None
     ) -> Generator[int, None, tuple[int, ...]]:
         """`encode`, a part at a time. Yields before each part the number of its characters.
 
-        `kept`: only so many of the last ids are needed, so only the text for them is tokenized. Raises
-        `TooManyTokensError` if more than `most` ids are needed, and `NoSplitPointError`.
+        `kept`: only so many ids are needed, the last ones or those of `cut` with `side`, so only the text for them is
+        tokenized. Raises `TooManyTokensError` if more than `most` ids are needed, and `NoSplitPointError`.
         """
         if len(text) <= 2 * PART:
-            return self.encode(text, add_special, most)[-(kept or 0) :]
+            return self.cut(self.encode(text, add_special, most), kept, side)
         spans: list[Span] = []
         for span in self._split_points.spans(text) if self._split_points else [(0, len(text))]:
             spans += [span] if span is not None else []
@@ -201,7 +207,8 @@ class Tokenizer:
         limit = MAX_PART if self._split_points else MAX_WHOLE
         parts: list[array[int]] = []
         num_tokens = len(before) + len(behind)
-        for start, end in spans if kept is None else reversed(spans):
+        is_backward = kept is not None and side != "right"
+        for start, end in reversed(spans) if is_backward else spans:
             if end - start > limit:
                 raise NoSplitPointError(start, end - start, limit)
             yield end - start
@@ -215,10 +222,25 @@ class Tokenizer:
             if kept is not None and num_tokens >= kept + len(before):
                 break
         ids = list(before)
-        for part in parts if kept is None else reversed(parts):
+        for part in reversed(parts) if is_backward else parts:
             ids += part  # part by part: listing a million ids at once holds the interpreter lock for 30 ms
         ids += behind
-        return tuple(ids[-(kept or 0) :])
+        return self.cut(tuple(ids), kept, side)
+
+    def cut(self, token_ids: tuple[int, ...], kept: int | None, side: Side | None) -> tuple[int, ...]:
+        """At most `kept` of a text's ids. Without a `side`, the last ones. Otherwise that side of the text is cut, and
+        the tokens that are added around every text stay, as sentence-transformers cuts."""
+        if kept is None or len(token_ids) <= kept:
+            return token_ids
+        if side is None:
+            return token_ids[-kept:]
+        before, behind = self._frame or ((), ())
+        has_frame = token_ids[: len(before)] == before and token_ids[len(token_ids) - len(behind) :] == behind
+        if not has_frame or len(before) + len(behind) >= kept:  # ids of a client need not have these tokens
+            before = behind = ()
+        own = token_ids[len(before) : len(token_ids) - len(behind)]
+        num_own = kept - len(before) - len(behind)
+        return (*before, *(own[:num_own] if side == "right" else own[-num_own:]), *behind)
 
     def offsets(self, text: str, token_ids: Sequence[int]) -> tuple[int, ...]:
         """The character in `text` at which each id begins. The ids must be those of `encode`, with added tokens or

@@ -32,7 +32,7 @@ from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
-from inferd.engine.api.wire.params import Pooling
+from inferd.engine.api.wire.params import Pooling, PoolingKind
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.adapter_places import AdapterPlaces
 from inferd.server.dispatch.model_lifecycle import State
@@ -91,6 +91,13 @@ def logits_of(token_ids: tuple[int, ...], num_labels: int, num_first: int = 0) -
     total = sum((i + 1) * (token_id + 1) * (1 if i < num_first else 2) for i, token_id in enumerate(token_ids))
     values = (math.sin(total + label) * 2 for label in range(num_labels))
     return struct.pack(f"<{num_labels}f", *values)
+
+
+def pooled(token_ids: tuple[int, ...], pooling: Pooling) -> bytes:
+    """The vector of an input, or those of its tokens."""
+    if pooling.gives != "token_embeddings":
+        return vector_of(token_ids, pooling.num_components)
+    return b"".join(vector_of((token_id,), pooling.num_components) for token_id in token_ids)
 
 
 class ScriptedStream:
@@ -198,7 +205,7 @@ class ScriptedStream:
         ids = self._submit.prompt_ids
         if pooling.gives == "logits":
             return logits_of(ids, self.num_labels, pooling.num_first)
-        return vector_of(ids, pooling.num_components)
+        return pooled(ids, pooling)
 
     def _prompt_logprobs(self) -> tuple[WireLogprobs, ...]:
         if self._submit.params.prompt_logprobs is None:
@@ -236,6 +243,8 @@ class ScriptedRouter:
     sleeps: list[tuple[int, str]] = field(default_factory=list)
     hidden_size: int = HIDDEN_SIZE
     num_labels: int = 1
+    poolings: tuple[PoolingKind, ...] = ("last", "mean")
+    gives_token_embeddings: bool = False
     speculative: str = "none"
     adapters: AdapterPlaces = field(default_factory=AdapterPlaces)
     waiting_by_tenant: dict[str, int] = field(default_factory=dict)
@@ -286,6 +295,8 @@ class ScriptedRouter:
             vocab_size=VOCAB_SIZE,
             hidden_size=self.hidden_size,
             num_labels=self.num_labels,
+            poolings=self.poolings,
+            gives_token_embeddings=self.gives_token_embeddings,
             weights_bytes=1,
             kv_bytes=1,
             planned_weights_bytes=1,
@@ -365,6 +376,7 @@ class ScriptedRouter:
         self.has_engine, self.refusal = True, None
         self.stats, self.num_resets, self.hidden_size, self.speculative = EngineStats(), 0, HIDDEN_SIZE, "none"
         self.num_labels = 1
+        self.poolings, self.gives_token_embeddings = ("last", "mean"), False
         self.held = EngineStats()
         self.scripts, self.submits, self.aborted, self.sleeps = [], [], {}, []
         self.waiting_by_tenant, self.running_by_tenant = {}, {}

@@ -18,7 +18,7 @@ from inferd.engine.api.wire.messages import EngineStats, Failure, StepOutput
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.model_lifecycle import State
-from inferd.server.endpoints import routes
+from inferd.server.endpoints import embedding_routes, routes
 from inferd.server.endpoints.app import Backend
 from inferd.server.endpoints.route import Access, Area, Route
 from inferd.server.endpoints.routes import ROUTES
@@ -111,6 +111,7 @@ def ask_for_text(asking: Asking) -> None:
     asking.ask(routes.EMBEDDINGS, input=["a", "b"])
     asking.ask(routes.EMBEDDINGS, input="a", encoding_format="base64")
     ask_for_scores(asking)
+    ask_for_vectors(asking)
     asking.ask(routes.DETOKENIZE, tokens=asking.ask(routes.TOKENIZE, prompt="a b", return_token_strs=True)["tokens"])
 
 
@@ -126,6 +127,23 @@ def ask_for_scores(asking: Asking) -> None:
     asking.ask(routes.PREDICT, inputs="a")
     asking.ask(routes.PREDICT, inputs=[["a"], ["a", "b"]])
     asking.router.num_labels = 1
+
+
+def ask_for_vectors(asking: Asking) -> None:
+    asking.router.gives_token_embeddings = True
+    asking.ask(routes.EMBEDDINGS, input=["a", "b"], return_multivector=True)
+    asking.ask(routes.EMBEDDINGS, input="a", output_dtype="int8")
+    asking.ask(embedding_routes.POOLING, input=["a", "b"])
+    asking.ask(embedding_routes.POOLING, input="a b", task="token_embed")
+    asking.ask(embedding_routes.COHERE_V1, texts=["a", "b"])
+    types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    for route in (embedding_routes.COHERE_V1, embedding_routes.COHERE_V2):
+        asking.ask(route, texts=["a", "b"], embedding_types=types, input_type="search_query")
+    asking.ask(embedding_routes.TEI_EMBED, inputs=["a", "b"])
+    asking.ask(embedding_routes.TEI_EMBED_ALL, inputs=["a b", "c"])
+    asking.ask(embedding_routes.OLLAMA_EMBED, input=["a", "b"])
+    asking.ask(embedding_routes.OLLAMA_EMBEDDINGS, prompt="a")
+    asking.ask(embedding_routes.LLAMA_CPP, content=["a", "b"])
 
 
 def ask_for_messages(asking: Asking) -> None:

@@ -11,12 +11,14 @@ from unittest.mock import patch
 
 import httpx
 import openai
+import orjson
 import pytest
 
 from inferd.engine.api.sentence_folder import SentenceFolder
 from inferd.engine.api.wire.messages import Failure
 from inferd.engine.api.wire.params import Pooling
 from inferd.server.dispatch.model_lifecycle import State
+from inferd.server.endpoints.vectors import VectorForm
 from inferd.server.generate import work
 from inferd.server.generate.inputs import MAX_AT_ONCE
 from inferd.server.text.model import ServedModel
@@ -163,6 +165,72 @@ def test_a_model_whose_vectors_cannot_be_computed_asks_for_a_pooling(model: Serv
         assert http.post(PATH, json={"input": "x", "pooling": "mean"}).status_code == 200
 
 
+def test_a_model_that_embeds_loses_the_end_of_its_inputs(model: ServedModel) -> None:
+    served = replace(model, embeds=E5, truncation_side="right", trained_dimensions=(2, 4))
+    router, settings = ScriptedRouter(served), app_settings(access_log=False)
+    with serving(served, router, settings) as url, httpx.Client(base_url=url) as http:
+        whole = served.tokenizer.encode("passage: one two three four", True)
+        for side, expected in ((None, whole[:4]), ("right", whole[:4]), ("left", whole[-4:])):
+            body = {"input": "one two three four", "truncate_prompt_tokens": 4, "truncation_side": side}
+            assert http.post(PATH, json=body).status_code == 200
+            assert router.submits[-1].prompt_ids == expected
+        assert refused(http, dimensions=3) == (400, "invalid_value", "dimensions")
+        for allowed in (2, 4, HIDDEN_SIZE):
+            assert http.post(PATH, json={"input": "x", "dimensions": allowed}).status_code == 200
+
+
+def test_the_engine_says_how_it_pools(http: httpx.Client, router: Any) -> None:
+    assert http.post(PATH, json={"input": "x", "pooling": "mean"}).status_code == 200
+    answer = http.post(PATH, json={"input": "x", "pooling": "max"}).json()
+    assert answer["error"]["message"] == "Invalid value: 'max'. Supported values are: 'last' and 'mean'."
+    router.poolings = ("cls", "max")
+    assert http.post(PATH, json={"input": "x", "pooling": "max"}).status_code == 200
+    assert router.submits[-1].params.pooling.how == "max"
+    assert refused(http) == (501, "not_implemented", "pooling")
+    assert refused(http, pooling="mean") == (400, "invalid_value", "pooling")
+
+
+@pytest.mark.parametrize(
+    ("asked", "form"),
+    [
+        ({"output_dtype": "int8"}, VectorForm("int8")),
+        ({"output_dtype": "uint8", "normalize": False}, VectorForm("uint8")),
+        ({"embedding_types": ["binary"]}, VectorForm("binary")),
+        ({"embedding_type": "ubinary", "output_dimension": 3}, VectorForm("ubinary")),
+        ({"output_dtype": "binary", "encoding_format": "base64"}, VectorForm("binary", is_base64=True)),
+    ],
+)
+def test_components_may_have_fewer_bits(http: httpx.Client, asked: dict[str, Any], form: VectorForm) -> None:
+    one = {"input": [[3, 5, 1]]}
+    vector = vector_of((3, 5, 1), asked.get("output_dimension", HIDDEN_SIZE))
+    answer = http.post(PATH, json={**one, **asked}).json()
+    assert orjson.dumps(answer["data"][0]["embedding"]) == form.value(vector)
+
+
+def test_two_types_of_components_contradict_each_other(http: httpx.Client) -> None:
+    assert refused(http, output_dtype="int8", embedding_types=["binary"]) == (400, "invalid_value", "embedding_types")
+    assert refused(http, embedding_types=["int8", "float"])[1:] == ("array_above_max_length", "embedding_types")
+    assert refused(http, output_dtype="int4") == (400, "invalid_value", "output_dtype")
+
+
+def test_late_interaction_gets_a_vector_for_each_token(http: httpx.Client, router: Any) -> None:
+    body = {"input": [[5, 6], [7]], "return_multivector": True}
+    assert refused(http, return_multivector=True) == (400, "invalid_value", "model")
+    router.gives_token_embeddings = True
+    answer = http.post(PATH, json=body).json()
+    assert [item["embeddings"] for item in answer["data"]] == [[numbers((5,)), numbers((6,))], [numbers((7,))]]
+    assert [set(item) for item in answer["data"]] == [{"object", "index", "embeddings"}] * 2
+    assert router.submits[-1].params.pooling == Pooling("last", HIDDEN_SIZE, gives="token_embeddings")
+    coded = http.post(PATH, json={**body, "encoding_format": "base64"}).json()
+    assert base64.b64decode(coded["data"][0]["embeddings"]) == vector_of((5,), HIDDEN_SIZE) + vector_of(
+        (6,), HIDDEN_SIZE
+    )
+    num_submits = len(router.submits)
+    with patch.object(work, "MAX_COMPONENTS", 3 * HIDDEN_SIZE - 1):
+        assert refused(http, **body) == (400, "request_exceeds_work_limit", "input")
+    assert len(router.submits) == num_submits
+
+
 def test_the_context_bounds_an_input_to_the_last_token(http: httpx.Client, router: Any) -> None:
     assert http.post(PATH, json={"input": [1] * MAX_MODEL_LEN}).status_code == 200
     response = http.post(PATH, json={"input": [[1], [1] * (MAX_MODEL_LEN + 1)]})
@@ -180,6 +248,7 @@ def test_what_is_refused(http: httpx.Client, router: Any) -> None:
     assert refused(http, input=["a", ""]) == (400, "empty_string", "input[1]")
     assert refused(http, input=[]) == (400, "empty_array", "input")
     assert refused(http, input=[[1]] * 2_049) == (400, "array_above_max_length", "input")
+    assert refused(http, input=["x"] * 100_000) == (400, "array_above_max_length", "input")
     assert refused(http, input=[[1], [VOCAB_SIZE]]) == (400, "integer_above_max_value", "input[1][0]")
     assert refused(http, dimensions=HIDDEN_SIZE + 1) == (400, "integer_above_max_value", "dimensions")
     assert refused(http, dimensions=0) == (400, "integer_below_min_value", "dimensions")

@@ -14,6 +14,14 @@ from inferd.server.errors import table
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
+from inferd.server.schema.embedding_dialects import (
+    CohereEmbedRequest,
+    LlamaCppEmbeddingRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    PoolingRequest,
+    TeiEmbedRequest,
+)
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
 from inferd.server.schema.infill import InfillRequest
@@ -27,6 +35,12 @@ BASES: dict[type[RequestModel], dict[str, Any]] = {
     CompletionRequest: {"prompt": "x"},
     InfillRequest: {},
     EmbeddingRequest: {"input": "x"},
+    PoolingRequest: {"input": "x"},
+    CohereEmbedRequest: {"texts": ["x"]},
+    TeiEmbedRequest: {"inputs": "x"},
+    OllamaEmbedRequest: {"input": "x"},
+    OllamaEmbeddingsRequest: {"prompt": "x"},
+    LlamaCppEmbeddingRequest: {"content": "x"},
     MessagesRequest: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9},
     CountTokensRequest: {"messages": [{"role": "user", "content": "x"}]},
     ResponsesRequest: {"input": "x"},

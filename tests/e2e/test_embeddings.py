@@ -5,10 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from .conftest import Daemon
 from .test_client import wait_idle
 from .test_serve import counter
 
+OWN = {"INFERD_WEIGHT_CACHE": "false", "INFERD_KV_MEMORY": "64MiB"}
 TEXTS = ["a cat", "a dog", "What is inference?", "The moon is far away. " * 20, "caf\u00e9 \U0001f600"]
 
 
@@ -94,7 +99,9 @@ def test_a_folder_of_sentence_transformers_says_how_its_model_embeds(
     folder = tmp_path / "sentences"
     shutil.copytree(EMBEDDED_PATH, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaModel"]}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "architectures": ["LlamaModel"], "matryoshka_dimensions": [16]})
+    )
     kinds = {"Transformer": "", "Pooling": "1_Pooling"}
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
     (folder / "modules.json").write_text(json.dumps(modules))
@@ -108,6 +115,27 @@ def test_a_folder_of_sentence_transformers_says_how_its_model_embeds(
     assert embed(own, TEXTS) == embed(plain, TEXTS, extra_body=as_said)
     found = embed(own, TEXTS, extra_body={"input_type": "query"})
     assert found == embed(plain, [f"Find: {text}" for text in TEXTS], extra_body=as_said)
+    long = {"extra_body": {"truncate_prompt_tokens": 5}}
+    assert embed(own, TEXTS[3], **long) == embed(own, "The moon is far away. " * 2, **long), "the end is cut"
+    assert len(embed(own, "a cat", dimensions=16)[0]) == 16
+    with pytest.raises(openai.BadRequestError) as caught:
+        embed(own, "a cat", dimensions=17)
+    assert (caught.value.param, caught.value.code) == ("dimensions", "invalid_value")
     with pytest.raises(openai.BadRequestError) as caught:
         own.completions.create(model="tiny", prompt="Once")
     assert caught.value.param == "model" and "/v1/embeddings" in caught.value.message
+
+
+def test_the_command_starts_a_server_of_its_own(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("\n".join(text.strip() for text in TEXTS))
+    command = [sys.executable, "-m", "inferd", "embed", str(tmp_path / "in.txt"), "--model", "tiny"]
+    ended = subprocess.run(command, env={**os.environ, **OWN}, capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode == 0, ended.stderr
+    rows = [json.loads(line) for line in (tmp_path / "in.txt.embeddings.jsonl").read_text().splitlines()]
+    asked = embed(daemon.client(), [text.strip() for text in TEXTS])
+    found = [row["embedding"] for row in rows]
+    assert [len(vector) for vector in found] == [len(vector) for vector in asked]
+    assert all(sum(map(mul, one, other)) > 0.999 for one, other in zip(found, asked, strict=True))
+    wrong = [*command[:-1], str(tmp_path / "none"), "--restart"]
+    ended = subprocess.run(wrong, env={**os.environ, **OWN}, capture_output=True, text=True, timeout=280, check=False)
+    assert (ended.returncode, "the server did not start" in ended.stderr) == (1, True), ended.stderr

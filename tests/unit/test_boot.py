@@ -15,7 +15,7 @@ import pytest
 
 from inferd.engine.api.process.engine_process import IMPORT_FIRST, EngineLaunch
 from inferd.engine.api.process.logs import LogStyle
-from inferd.engine.process import boot
+from inferd.engine.process import boot, priority
 from inferd.engine.process.standby import stand_by
 from tests.configs import engine_config
 
@@ -32,7 +32,7 @@ WAS_WATCHED = gc.isenabled()
 """
 PROGRAM = """
 import gc, json, os
-from inferd.engine.process import boot
+from inferd.engine.process import boot, priority
 engine = boot.import_engine("what_is_read", is_urgent={is_urgent})
 print(json.dumps([engine.READ, engine.nice(), engine.WAS_WATCHED, gc.isenabled()]))
 """
@@ -59,7 +59,7 @@ def test_a_standby_reads_its_libraries_nicely_and_serves_as_any(is_urgent: bool,
 
 EARLY = """
 import sys
-from inferd.engine.process import boot
+from inferd.engine.process import boot, priority
 boot.ENGINE = "what_is_read"
 sys.exit(boot.main())
 """
@@ -183,7 +183,7 @@ def test_a_session_that_cannot_be_made_urgent_again_is_told(
         raise BlockingIOError
 
     monkeypatch.setattr(Path, "write_text", refuse)
-    monkeypatch.setattr(boot, "_TRY_S", 0.0)
+    monkeypatch.setattr(priority, "_TRY_S", 0.0)
     with caplog.at_level(logging.WARNING, "inferd"):
         assert boot.import_engine("json", is_urgent=False) is json
     assert [record.getMessage().split(":")[0] for record in caplog.records] == ["the engine's session keeps nice 10"]

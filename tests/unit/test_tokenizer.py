@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.errors import ModelError
+from inferd.server.schema.embeddings import Side
 from inferd.server.text.model import GenerationDefaults, ServedModel
 from inferd.server.text.pretrained import load_pretrained
 from inferd.server.text.split_points import PART
@@ -167,10 +168,10 @@ def test_more_tokens_than_are_wanted_are_counted_and_not_listed() -> None:
 
 
 def in_parts(
-    tokenizer: Tokenizer, text: str, kept: int | None = None, most: int = 2**20
+    tokenizer: Tokenizer, text: str, kept: int | None = None, most: int = 2**20, side: Side | None = None
 ) -> tuple[tuple[int, ...], int]:
     """(ids, number of characters that were read for them in parts)."""
-    work, num_chars = tokenizer.encode_in_parts(text, True, most, kept), 0
+    work, num_chars = tokenizer.encode_in_parts(text, True, most, kept, side), 0
     while True:
         try:
             num_chars += next(work)
@@ -180,6 +181,10 @@ def in_parts(
 
 def with_frame(checkpoint: Path) -> Tokenizer:
     """The embedded model's tokenizer, with one token added before each text and two behind."""
+    return Tokenizer(framed_backend(checkpoint), {}, None)
+
+
+def framed_backend(checkpoint: Path) -> Backend:
     state = json.loads((checkpoint / "tokenizer.json").read_text())
     start, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("<|im_start|>", "<|im_end|>"))
     names = {token["content"]: token["id"] for token in state["added_tokens"]}
@@ -191,7 +196,7 @@ def with_frame(checkpoint: Path) -> Tokenizer:
             name: {"id": name, "ids": [names[name]], "tokens": [name]} for name in ("<|im_start|>", "<|im_end|>")
         },
     }
-    return Tokenizer(Backend.from_str(json.dumps(state)), {}, None)
+    return Backend.from_str(json.dumps(state))
 
 
 def with_bos(checkpoint: Path) -> Tokenizer:
@@ -227,6 +232,34 @@ def test_the_last_ids_of_a_long_text_are_those_of_the_whole(checkpoint: Path, un
             ids, num_chars = in_parts(tokenizer, text, kept)
             assert ids == whole[-kept:]
             assert num_chars <= kept * len(text) / len(whole) + 3 * PART, "and no more is read"
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("num_chars", [0, 40, 100_000])
+def test_a_side_of_a_text_is_cut_as_the_library_cuts_it(checkpoint: Path, side: Side, num_chars: int) -> None:
+    """The tokens that are added stay, and no more of a long text is read than is needed."""
+    oracle, tokenizer = framed_backend(checkpoint), with_frame(checkpoint)
+    text = "hello there " * (num_chars // 12)
+    whole = tokenizer.encode(text, True)
+    for kept in (4, 5, 10, 20_000, len(whole) - 1, len(whole), len(whole) + 1):
+        if kept <= tokenizer.num_added:
+            continue
+        oracle.enable_truncation(kept, direction=side)
+        expected = tuple(oracle.encode(text).ids)
+        ids, num_read = in_parts(tokenizer, text, kept, side=side)
+        assert ids == tokenizer.cut(whole, kept, side) == expected
+        assert num_read <= kept * len(text) / len(whole) + 3 * PART
+        assert in_parts(tokenizer, text, kept)[0] == whole[-kept:]
+        assert kept >= len(whole) or in_parts(tokenizer, text, kept)[0] != expected, "the last ids are another rule"
+
+
+def test_ids_of_a_client_are_cut_without_the_tokens_that_are_added(checkpoint: Path) -> None:
+    tokenizer = with_frame(checkpoint)
+    start, *_, end = tokenizer.encode("a", True)
+    assert tokenizer.cut((1, 2, 3, 4, 5), 4, "right") == (1, 2, 3, 4)
+    assert tokenizer.cut((1, 2, 3, 4, 5), 4, "left") == (2, 3, 4, 5)
+    assert tokenizer.cut((start, 2, 3, 4, 5, end, end), 5, "right") == (start, 2, 3, end, end), "as a text's ids"
+    assert tokenizer.cut((start, 2, 3, 4, 5, end, end), 3, "right") == (start, 2, 3), "too few for them"
 
 
 def test_a_long_text_is_read_no_further_than_the_tokens_that_are_wanted() -> None:

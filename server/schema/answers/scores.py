@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NotRequired
 
 from inferd.server.errors.answer import Answer
-from inferd.server.schema.answers.tokens import EmbeddingUsage
+from inferd.server.schema.answers.embeddings import EmbeddingUsage
 
 
 class RankedDocument(Answer):

@@ -1,9 +1,8 @@
-"""The answers of the routes about token ids, and of /v1/embeddings."""
+"""The answers of the routes about token ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from inferd.server.errors.answer import Answer, TokenIds
 
@@ -34,26 +33,3 @@ class Detokenized(Answer):
 class TokenCount(Answer):
     input_tokens: int
     """Number of tokens that `/v1/messages` would read."""
-
-
-class Embedding(Answer):
-    object: Literal["embedding"]
-    index: int
-    """Index of the input."""
-    embedding: Sequence[float] | str
-    """Components of the vector. With `encoding_format` base64, their bytes as 32-bit floats, little-endian."""
-
-
-class EmbeddingUsage(Answer):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class Embeddings(Answer):
-    """One vector for each input."""
-
-    object: Literal["list"]
-    data: Sequence[Embedding]
-    model: str
-    """Name of the model, as the request wrote it."""
-    usage: EmbeddingUsage

@@ -52,7 +52,10 @@ WAIT_S = 60.0
 _KEPT_HEADERS = (
     "access-control-allow-origin", "retry-after", "retry-after-ms", "www-authenticate", "x-should-retry", "vary",
 )  # fmt: skip
-_REPEATABLE = ("/render", "/count_tokens", "/tokenize", "/detokenize", "/v1/embeddings", "/predict")
+_REPEATABLE = (
+    "/render", "/count_tokens", "/tokenize", "/detokenize", "/v1/embeddings", "/embed_all", "/api/embeddings",
+    "/embedding", "/predict",
+)  # fmt: skip
 """Ends of paths whose answers hold no id and no time."""
 
 
