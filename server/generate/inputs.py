@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
+from msgspec import structs
+
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Delta, Failure, Submit
 from inferd.engine.api.wire.params import SamplingParams
@@ -17,6 +19,7 @@ from inferd.server.auth.quotas import Account
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.errors import messages as errors
+from inferd.server.schema.generation import MAX_PRIORITY
 
 T = TypeVar("T")
 
@@ -26,6 +29,10 @@ the queue that all callers share."""
 MAX_TOKENS_AT_ONCE = 2**14
 """Tokens of these inputs, unless one input has more: two steps of most engines. The tenant's other requests wait for no
 more than that."""
+
+_BULK_TOKENS = 2**14
+"""Tokens of a request behind which its inputs are scheduled one level later: 10 s of waiting. So a short request goes
+before the thousands of texts of another one, which still get on."""
 
 _UNNAMED = Failure("engine_error", "The engine could not serve this request.")
 
@@ -72,17 +79,20 @@ async def _results_of(router: Router, request: ManyInputs, read: Callable[[tuple
     results: dict[int, T] = {}
     waiting = enumerate(request.submits())
     num_left, is_taken = request.num_tokens, False
-    num_running = 0
+    num_running = num_before = 0
     turn, ended = asyncio.Lock(), asyncio.Event()
 
     async def run() -> None:
-        nonlocal num_left, num_running, is_taken
+        nonlocal num_left, num_running, num_before, is_taken
         while True:
             async with turn:  # one task waits at a time, so that inputs are submitted in order
                 i, submit = next(waiting, (0, None))
                 if submit is None:
                     return
                 num_tokens = len(submit.prompt_ids)
+                if num_before > _BULK_TOKENS:
+                    submit = _later(submit)
+                num_before += num_tokens
                 while num_running and num_running + num_tokens > MAX_TOKENS_AT_ONCE:
                     ended.clear()
                     await ended.wait()
@@ -108,6 +118,13 @@ async def _results_of(router: Router, request: ManyInputs, read: Callable[[tuple
         del task, tasks  # an error refers to this frame, and would keep itself alive
         request.account.owe(-num_left)  # inputs that were not taken are not computed
     return tuple(results[i] for i in range(request.num_inputs))
+
+
+def _later(submit: Submit) -> Submit:
+    """The same input, one level later, unless it has the last level already."""
+    scheduling = submit.scheduling
+    later = structs.replace(scheduling, priority=min(scheduling.priority + 1, MAX_PRIORITY))
+    return structs.replace(submit, scheduling=later)
 
 
 async def _deltas(stream: TokenStream, where: str) -> tuple[Delta, ...]:

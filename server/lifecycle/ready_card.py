@@ -20,6 +20,7 @@ from inferd.engine.api.held_files import HeldCheckpoint
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.process.logs import counted
 from inferd.engine.api.wire.messages import Ready
 from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
@@ -122,7 +123,7 @@ def ready_card(outcomes: Sequence[tuple[StartupReport, Ready | str]], listener: 
     settings, name = report.settings, report.settings.served_names[0]
     url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
-    path, asked = _first_request(report.model)
+    path, asked = _first_request(report.model, ready.num_labels)
     body = {"model": name, **asked}
     inferd = f"inferd {version('inferd')}"
     if len(outcomes) == 1:
@@ -139,8 +140,13 @@ def ready_card(outcomes: Sequence[tuple[StartupReport, Ready | str]], listener: 
     )
 
 
-def _first_request(model: ServedModel) -> tuple[str, dict[str, object]]:
-    """(path, body without the model's name) of a request that this model can answer."""
+def _first_request(model: ServedModel, num_labels: int) -> tuple[str, dict[str, object]]:
+    """(path, body without the model's name) of a request that this model can answer. `num_labels`: those of its
+    classifier; 0 if it has none."""
+    if num_labels == 1 or model.judges.tokens is not None:
+        return "/v1/rerank", {"query": "What is a fox?", "documents": ["A fox is an animal.", "A box is a thing."]}
+    if num_labels:
+        return "/v1/classify", {"input": "The quick brown fox"}
     if not model.generates:
         return "/v1/embeddings", {"input": "The quick brown fox"}
     if model.template is None:
@@ -159,10 +165,11 @@ def _outcome(report: StartupReport, ready: Ready | str) -> str:
 def _served(report: StartupReport, ready: Ready) -> str:
     """How a model is served, in one line."""
     if report.config.is_encoder:
+        labels = f", {counted(ready.num_labels, 'label')}" if ready.num_labels else ""
         return (
             f"{_precision(report.config, report.facts.blocks)}{_ranks(report.config)}, encoder, texts of up to "
             f"{ready.max_model_len} tokens, {ready.hidden_size} components"
-            f"{f', {ready.num_labels} labels' if ready.num_labels else ''}, deterministic"
+            f"{labels}, deterministic"
         )
     # A block belongs to one cache group, and a sequence needs blocks in each.
     kv_tokens = report.config.num_replicas * ready.num_blocks // ready.num_groups * ready.block_size

@@ -210,6 +210,23 @@ def test_long_inputs_leave_the_engine_to_others(last: int) -> None:
     asyncio.run(run())
 
 
+def test_the_bulk_of_a_large_request_is_later_than_a_small_one() -> None:
+    """A level of priority is 10 s of waiting, so that texts in bulk are not starved."""
+
+    async def run() -> None:
+        router, size = Router(), MAX_TOKENS_AT_ONCE // 4
+        task = asyncio.ensure_future(embed(router, replace(request(0), inputs=((5,) * size,) * 9)))  # type: ignore[arg-type]
+        while not task.done():
+            await settled()
+            for stream in router.streams:
+                if not stream.answer.done():
+                    stream.end(embedding=b"x")
+        own = SCHEDULING.priority
+        assert [stream.submit.scheduling.priority for stream in router.streams] == [own] * 5 + [own + 1] * 4
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("limit", [0, 3])
 def test_what_the_router_refuses_is_given_back(limit: int) -> None:
     async def run() -> None:

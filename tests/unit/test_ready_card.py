@@ -222,3 +222,20 @@ def test_a_wrong_plan_is_said(taken: int, is_wrong: bool) -> None:
     told = deviation(msgspec.structs.replace(READY, weights_bytes=taken * MIB))
     assert (told is not None) == is_wrong
     assert told is None or "1000.0 MiB were planned" in told
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "path", "said"),
+    [(0, "/v1/embeddings", "components,"), (1, "/v1/rerank", ", 1 label,"), (3, "/v1/classify", ", 3 labels,")],
+)
+def test_the_card_of_an_encoder_says_what_it_answers(
+    report: StartupReport, num_labels: int, path: str, said: str
+) -> None:
+    model = replace(report.model, generates=False)
+    config = msgspec.structs.replace(report.config, is_encoder=True)
+    ready = msgspec.structs.replace(READY, num_labels=num_labels, generates=False, hidden_size=384)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        card = ready_card([(replace(report, model=model, config=config), ready)], listener, 1.0)
+    assert path in card.splitlines()[-1] and said in card and "384 components" in card
+    assert "chat in a browser" not in card
