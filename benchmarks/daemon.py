@@ -28,12 +28,12 @@ class DaemonError(RuntimeError):
 class Daemon:
     """One server and the processes that it started."""
 
-    def __init__(self, command: Sequence[str], log: Path, ready_within_s: float) -> None:
-        """Run `command` with a host and port, and wait until it is ready. Raises `DaemonError`."""
+    def __init__(self, command: Sequence[str], log: Path, ready_within_s: float, ready_path: str = "/ready") -> None:
+        """Run `command` with a host and port, and wait until `ready_path` answers. Raises `DaemonError`."""
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.peak_rss_bytes = 0
-        self._log = log
+        self._log, self._ready_path = log, ready_path
         self._is_over = threading.Event()
         started_s = time.perf_counter()
         with log.open("wb") as output:
@@ -66,6 +66,10 @@ class Daemon:
             used["engine"] += _cpu_s(child)
         return used
 
+    def pss_bytes(self) -> int:
+        """Memory of the server and of all that it started; what processes share is divided between them."""
+        return sum(map(_pss_bytes, self._processes()))
+
     def wait(self, within_s: float) -> int:
         """The exit code of a server that was asked to end. Raises `subprocess.TimeoutExpired`."""
         return self._process.wait(within_s)
@@ -91,7 +95,7 @@ class Daemon:
             if self._process.poll() is not None:
                 raise DaemonError(f"the server exited with {self._process.returncode}: {self._tail()}")
             with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-                urllib.request.urlopen(f"{self.url}/ready", timeout=5).close()
+                urllib.request.urlopen(f"{self.url}{self._ready_path}", timeout=5).close()
                 return
             time.sleep(0.02)
         raise DaemonError(f"the server was not ready in time: {self._tail()}")
@@ -111,9 +115,11 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], log: Path, ready_within_s: float = 600.0) -> Iterator[Daemon]:
+def running(
+    command: Sequence[str], log: Path, ready_within_s: float = 600.0, ready_path: str = "/ready"
+) -> Iterator[Daemon]:
     """A daemon that ends with the block."""
-    daemon = Daemon(command, log, ready_within_s)
+    daemon = Daemon(command, log, ready_within_s, ready_path)
     try:
         yield daemon
     finally:
@@ -123,6 +129,14 @@ def running(command: Sequence[str], log: Path, ready_within_s: float = 600.0) ->
 def _rss_bytes(process: psutil.Process) -> int:
     with contextlib.suppress(psutil.Error):
         return int(process.memory_info().rss)
+    return 0
+
+
+def _pss_bytes(process: psutil.Process) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
     return 0
 
 
