@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from inferd.engine.models import encoder as encoder_module
 from inferd.engine.models.encoder import Encoder
 from inferd.engine.quant.recipe import RECIPES, recipes
 from tests.cpu.encoder_cases import CASES, VOCAB, EncoderCase, load_encoder, load_transformers
@@ -139,6 +140,18 @@ def test_a_sequence_has_the_same_bits_whatever_it_is_packed_with(
         alone = encoder.forward(own, starts, own_types)
         assert torch.equal(alone, hidden[first : first + length])
         assert torch.equal(encoder.logits(alone, starts), logits[index : index + 1])
+
+
+@pytest.mark.parametrize("most_tokens", [1, sum(LENGTHS) // 2])
+def test_a_batch_computed_in_parts_has_the_same_bits(
+    case: EncoderCase, most_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.save(tmp_path)
+    encoder = load_encoder(tmp_path, torch.float32)
+    ids, types = random_inputs(case)
+    whole = encoder.forward(ids, STARTS, types)
+    monkeypatch.setattr(encoder_module, "_TOKENS_TOGETHER", most_tokens)
+    assert torch.equal(encoder.forward(ids, STARTS, types), whole)
 
 
 @pytest.mark.parametrize("quantization", LOSSES)
