@@ -36,7 +36,7 @@ SHAPES = {
     "32 x 512": [512] * 32,
     "32 x 8-200": [8 + 192 * (i * 7 % 32) // 31 for i in range(32)],
 }
-RERANKED = {"100 x 300": [300] * 100, "1 x 300": [300]}
+RERANKED = {"8 x 300": [300] * 8, "1 x 300": [300]}
 LIBRARIES = {
     "fp32": (("inferd", "fp32"), ("sentence-transformers", "fp32"), ("onnxruntime", "fp32"), ("openvino", "fp32")),
     "int8": (("inferd", "int8"), ("onnxruntime", "int8"), ("openvino", "int8"), ("openvino", "static")),
