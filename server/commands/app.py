@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup, TyperOption
 
 from inferd.engine.api.process import garbage
 from inferd.server.commands.bench.command import bench_app, first_key
@@ -77,8 +78,20 @@ def new(
     typer.echo(key)
 
 
+class _Commands(TyperGroup):
+    """The subcommands, with a help that fits a screen."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)
+        for param in params:
+            if isinstance(param, TyperOption) and param.name == "show_completion":
+                param.help = "Show completion for the current shell."
+        return params
+
+
 app = typer.Typer(
     name="inferd",
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -265,7 +278,7 @@ def embed(
     ] = 600.0,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, whatever an earlier run left.")] = False,
 ) -> None:
-    """Embed the lines of a file. A run that was stopped goes on with the same command.
+    """Embed the lines of a file, and go on where a run stopped.
 
     The exit code is 1 if lines failed: the output says which, and why.
     """
