@@ -91,6 +91,8 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the first rank's GPU among the visible ones; those of the other ranks follow."""
     speculative: Speculative = "none"
     """Source of the guessed tokens that steps verify."""
+    head_bytes: int = 0
+    """Bytes of the dense layers and norms behind the pooling of embeddings."""
     max_loras: int = 0
     """Number of LoRA adapters that there is memory for."""
     max_lora_rank: int = 0
@@ -197,6 +199,7 @@ class EngineConfig(_Config, frozen=True, kw_only=True):
             weights_dtype=self.draft.weights_dtype,
             rope_positions=None,
             draft=None,
+            head_bytes=0,
             max_loras=0,
         )
 
@@ -235,6 +238,7 @@ def workload_of(config: EngineConfig, draft: Arch | None) -> Workload:
         adapters=adapter_space(config.max_loras, config.max_lora_rank, config.device, precision_of(config)),
         is_gguf=is_gguf(Path(config.model_path)),
         kv_host_bytes=config.kv_host_bytes,
+        head_bytes=config.head_bytes,
     )
 
 
@@ -252,6 +256,7 @@ def _encoder_load(config: EngineConfig) -> EncoderLoad:
         max_model_len=config.max_model_len,
         has_standby=config.standby,
         is_gguf=is_gguf(Path(config.model_path)),
+        head_bytes=config.head_bytes,
     )
 
 

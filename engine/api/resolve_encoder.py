@@ -13,6 +13,7 @@ from inferd.engine.api.encoder_model import EncoderFacts
 from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
+from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder
 from inferd.engine.api.served import (
     check_quantization,
     check_replica_places,
@@ -50,7 +51,7 @@ def resolve_encoder(
     _check(asked, arch)
     settings = Settling(asked)
     _settle_formats(settings, facts, machine)
-    _settle_limits(settings, arch, machine)
+    _settle_limits(settings, facts, machine)
     for field, (flag, value) in _UNUSED.items():
         is_asked = getattr(asked, field) not in (None, value)
         settings.settle(field, value, "an encoder has no KV cache", flag if is_asked else "")
@@ -110,13 +111,21 @@ def _settle_formats(settings: Settling, facts: EncoderFacts, machine: Machine) -
     settings.settle("speculative", "none", "an encoder draws no tokens")
 
 
-def _settle_limits(settings: Settling, arch: EncoderArch | Arch, machine: Machine) -> None:
+def longest_text(facts: EncoderFacts) -> tuple[int, str]:
+    """(tokens of the longest text by default, why so many)."""
+    positions, stated = facts.arch.max_positions, (SentenceFolder.read(facts.path) or PLAIN).max_tokens
+    if stated is None or stated >= positions:
+        return positions, "the model's positions"
+    return stated, "the folder's max_seq_length, and --max-model-len may give more"
+
+
+def _settle_limits(settings: Settling, facts: EncoderFacts, machine: Machine) -> None:
     asked = settings.asked
     num_threads = machine.num_cpus // asked.num_replicas or 1
     settings.unless_asked("num_threads", num_threads, "the cores this process may use")
     settings.unless_asked("max_num_seqs", _MAX_NUM_SEQS, "default of encoders")
     settings.unless_asked("max_num_batched_tokens", ENCODER_STEP_TOKENS, "default of encoders")
-    settings.unless_asked("max_model_len", arch.max_positions, "the model's positions")
+    settings.unless_asked("max_model_len", *longest_text(facts))
     length, num_seqs = settings.value("max_model_len"), settings.value("max_num_seqs")
     # More than all slots hold and the scheduler keeps free, so that no text ever waits for blocks.
     num_blocks = (num_seqs + num_seqs // 50 + 2) * -(-length // _BLOCK_SIZE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +35,7 @@ _MAX_BYTES = 2**20
 _MAX_PROMPTS = 64
 _MAX_PROMPT_CHARS = 4096
 _MAX_MODULES = 16
+_MAX_WHOLE = 2**31 - 1
 _MODES: Mapping[str, PoolingKind] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
@@ -106,6 +108,11 @@ class SentenceFolder:
             lowercases=lengths.get("do_lower_case") is True,
             unsupported=unsupported,
         )
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of the heads' weights in fp32."""
+        return sum(4 * prod(shape) for head in self.heads for shape in head.tensors.values())
 
     @property
     def num_outputs(self) -> int | None:
@@ -226,6 +233,6 @@ def _prompts(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _whole(settings: Mapping[str, Any], name: str) -> int | None:
     value = settings.get(name)
-    if value is None or (type(value) is int and value > 0):
+    if value is None or (type(value) is int and 0 < value <= _MAX_WHOLE):
         return value
-    raise ModelError(f"{name} must be a whole number above 0, but is {shown(value)}")
+    raise ModelError(f"{name} must be a whole number from 1 to {_MAX_WHOLE}, but is {shown(value)}")

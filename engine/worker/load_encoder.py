@@ -84,7 +84,8 @@ def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker
         generates=False,
         hidden_size=heads.num_outputs or arch.hidden_size,
         poolings=POOLINGS,
-        gives_token_embeddings=True,
+        # The server counts components by what the heads give, and these read no states of tokens.
+        gives_token_embeddings=heads.num_outputs is None,
         num_labels=arch.num_labels,
         weights_bytes=weights_bytes,
         kv_bytes=0,

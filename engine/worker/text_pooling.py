@@ -15,11 +15,13 @@ from inferd.engine.api.wire.params import PoolingKind
 
 POOLINGS: tuple[PoolingKind, ...] = ("last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean")
 
-_PLAIN, _BY_POSITION = (2.0**26, 2.0**16), (2.0**20, 2.0**10)
-_SUMMED = {"mean": _PLAIN, "mean_sqrt_len": _PLAIN, "weightedmean": _BY_POSITION}
-"""Way to pool -> (units in 1.0, largest magnitude of a component). Components are rounded to 7e-9, or to 5e-7 if they
-are multiplied by positions. A text with a larger component fails, as it does with a NaN. 2^20 tokens make 2^62 units at
-most, or 2^16 tokens with positions, which int64 holds."""
+_UNITS = 2.0**26
+"""Units in 1.0: components are rounded to 7e-9 before they are summed."""
+_LARGEST = 2.0**16
+"""Largest magnitude of a component in a sum. A text with a larger one fails, as it does with a NaN. 2^20 tokens make
+2^62 units at most, which int64 holds."""
+_LOW_BITS = 32
+"""Bits of a unit times a position that are summed apart from the others: neither sum leaves int64."""
 
 
 def pooled(hidden: Tensor, lengths: Sequence[int], how: PoolingKind) -> Tensor:
@@ -31,15 +33,20 @@ def pooled(hidden: Tensor, lengths: Sequence[int], how: PoolingKind) -> Tensor:
         return hidden[ends - counts if how == "cls" else ends - 1]
     if how == "max":
         return torch.stack([part.amax(0) for part in torch.split(hidden, list(lengths))])
-    units, largest = _SUMMED[how]
-    is_counted = hidden.abs() <= largest  # false for NaN
-    whole = hidden.mul(units).round_().masked_fill_(~is_counted, 0.0).to(torch.int64)
+    is_counted = hidden.abs() <= _LARGEST  # false for NaN
+    whole = hidden.mul(_UNITS).round_().masked_fill_(~is_counted, 0.0).to(torch.int64)
     divisors = counts.to(torch.float64)
     if how == "weightedmean":
         whole *= torch.cat([torch.arange(1, length + 1) for length in lengths])[:, None]
+        sums = _sums(whole >> _LOW_BITS, lengths) * 2.0**_LOW_BITS + _sums(whole & (2**_LOW_BITS - 1), lengths)
         divisors = divisors * (divisors + 1.0) / 2.0
-    elif how == "mean_sqrt_len":
-        divisors = divisors.sqrt()
-    sums = torch.stack([part.sum(0) for part in torch.split(whole, list(lengths))]).to(torch.float64)
+    else:
+        sums = _sums(whole, lengths)
+        divisors = divisors.sqrt() if how == "mean_sqrt_len" else divisors
     is_lost = torch.stack([~part.all() for part in torch.split(is_counted, list(lengths))])
-    return (sums / (units * divisors)[:, None]).to(torch.float32).masked_fill_(is_lost[:, None], float("nan"))
+    return (sums / (_UNITS * divisors)[:, None]).to(torch.float32).masked_fill_(is_lost[:, None], float("nan"))
+
+
+def _sums(whole: Tensor, lengths: Sequence[int]) -> Tensor:
+    """[texts, hidden] fp64, from whole numbers [T, hidden]."""
+    return torch.stack([part.sum(0) for part in torch.split(whole, list(lengths))]).to(torch.float64)

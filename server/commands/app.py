@@ -278,7 +278,7 @@ def embed(
     ] = 600.0,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, whatever an earlier run left.")] = False,
 ) -> None:
-    """Embed the lines of a file, and go on where a run stopped.
+    """Embed the lines of a file, or the rest of it.
 
     The exit code is 1 if lines failed: the output says which, and why.
     """

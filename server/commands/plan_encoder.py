@@ -10,12 +10,14 @@ from rich.table import Table
 
 from inferd.engine.api.cost.step_cost import WorkModel
 from inferd.engine.api.encoder_model import EncoderFacts
+from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import PlanLine
 from inferd.engine.api.memory.encoders import EncoderLoad, plan_encoder
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes, refusal
 from inferd.engine.api.memory.precision import Precision, Quantization
-from inferd.engine.api.resolve_encoder import ENCODER_STEP_TOKENS
+from inferd.engine.api.resolve_encoder import ENCODER_STEP_TOKENS, longest_text
+from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder
 from inferd.engine.api.served import resolved_dtype, served_dtype, served_weights_dtype
 from inferd.server.commands.plan_format import PartsTable, Unit, table_of
 from inferd.server.commands.plan_report import Files
@@ -67,9 +69,13 @@ class EncoderReport:
 def build_encoder(asked: Settings, facts: EncoderFacts, files: Files | None, machine: Machine) -> EncoderReport:
     """Compute the report of an encoder with these settings."""
     machine = machine.shared_by(asked.replicas)
-    length = asked.max_model_len or facts.arch.max_positions
+    length = asked.max_model_len or longest_text(facts)[0]
     load = EncoderLoad(
-        step_tokens=asked.max_num_batched_tokens or ENCODER_STEP_TOKENS, max_model_len=length, has_standby=asked.standby
+        step_tokens=asked.max_num_batched_tokens or ENCODER_STEP_TOKENS,
+        max_model_len=length,
+        has_standby=asked.standby,
+        is_gguf=is_gguf(facts.path),
+        head_bytes=(SentenceFolder.read(facts.path) or PLAIN).head_bytes,
     )
     dtype = resolved_dtype(asked.dtype, facts, machine)[0]
     plain = Precision(dtype, weights_dtype=served_weights_dtype(dtype, facts, machine)[0])
@@ -96,7 +102,7 @@ def show_encoder(report: EncoderReport, console: Console) -> None:
     labels = f", a classifier with {arch.num_labels} labels" if arch.num_labels else ""
     console.print(f"{report.model}: {arch.architecture}, an encoder of {report.facts.num_params:,} parameters")
     console.print(
-        f"{arch.num_layers} layers, {arch.num_heads} heads of {arch.head_dim}, texts of up to {arch.max_positions:,} "
+        f"{arch.num_layers} layers, {arch.num_heads} heads of {arch.head_dim}, texts of up to {report.max_model_len:,} "
         f"tokens, {arch.hidden_size} components{labels}"
     )
     for table in (_parts(report), _formats(report)):

@@ -26,6 +26,7 @@ from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import resolve
 from inferd.engine.api.resolve_encoder import resolve_encoder
+from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder
 from inferd.server.config.names import split_name
 from inferd.server.config.settings import SETTINGS, Settings
 from inferd.server.config.sources import suggest
@@ -132,6 +133,7 @@ class Asked:
             draft=None if draft is None else draft[0],
             max_loras=max_loras,
             max_lora_rank=max_lora_rank,
+            head_bytes=(SentenceFolder.read(facts.path) or PLAIN).head_bytes,
             kv_events_tiers=settings.kv_events_tiers,
             kv_events="none" if settings.kv_events is None else "all" if settings.kv_events_private else "shared",
         )

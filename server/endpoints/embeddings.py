@@ -61,7 +61,7 @@ class Embedder:
     ) -> Response:
         """`kinds` and `is_base64`: of each form. `param`: the caller's name of the inputs. Raises `RequestError`,
         `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(body.model)
+        service = self._services.made_for(body.model, lambda model: model.is_made_to_embed)
         name = service.intake.check_model(body.model)
         # The server sends inputs as places in the queue become free, so one free place is enough to begin.
         caller = admit(request, service, body.timeout, num_choices=1, has_target=False)

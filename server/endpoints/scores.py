@@ -111,7 +111,9 @@ class ScoresApi:
 
     def _asked(self, request: Request, body: JudgingFields) -> _Asked:
         """Raises `RequestError`."""
-        service = self._services.of(body.model)
+        service = self._services.made_for(
+            body.model, lambda model: model.is_made_to_judge, lambda model: model.is_made_to_embed
+        )
         name = service.intake.check_model(body.model)
         # The server sends inputs as places in the queue become free, so one free place is enough to begin.
         caller = admit(request, service, body.timeout, num_choices=1, has_target=False)

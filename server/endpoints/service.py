@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -85,6 +85,15 @@ class Services:
         if found is None:
             raise errors.model_not_found(name, self.names)
         return found
+
+    def made_for(self, name: str | None, *purposes: Callable[[ServedModel], bool]) -> Service:
+        """As `of`. Without a name it is the first that serves the first of these purposes, or else the next one."""
+        if name is None:
+            for serves in purposes:
+                for service in self._all:
+                    if serves(service.model):
+                        return service
+        return self.of(name)
 
     def named(self, name: str) -> Service:
         """The service of the model, or of the adapter's model, with that name. Raises `RequestError` if there is none,

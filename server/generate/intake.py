@@ -96,9 +96,10 @@ class Intake:
         """Raises `RequestError` for a model that only embeds."""
         if not self._model.generates:
             name = self._model.names[0]
-            message = (
-                f"The model '{name}' has no head that tokens are drawn from. It embeds texts: POST /v1/embeddings."
-            )
+            does = "It embeds texts: POST /v1/embeddings."
+            if self._model.is_made_to_judge:
+                does = "It judges texts: POST /v1/rerank, /v1/score or /v1/classify."
+            message = f"The model '{name}' has no head that tokens are drawn from. {does}"
             raise RequestError("invalid_value", message, "model")
 
     async def read_chat(

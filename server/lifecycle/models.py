@@ -137,6 +137,9 @@ def _report(read: _Read, settled: Settled, nice: int) -> StartupReport:
     )
     if model.template is not None and model.template.lacks_tools:
         logger.info("%s, and reads calls as %s", LACKS_TOOLS, model.format.tool_name)
+    if config.is_encoder:
+        # Its length is the folder's, or what the operator wants instead.
+        model = replace(model, embeds=replace(model.embeds, max_tokens=None))
     read.held.pin(read.checkpoint)  # all that the server reads is read by now
     vocabulary = WrittenOnce()
     model = replace(model, digest=read.held.texts_digest, files=read.held.documents, vocabulary=vocabulary)

@@ -47,6 +47,10 @@ class GenerationDefaults:
     """Most tokens of a chat answer; None: all that the context leaves."""
 
 
+_CLASSIFIES = "ForSequenceClassification"
+"""End of the names of architectures with a classifier."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """One model and its names. Answers carry the first name if the caller names no model."""
@@ -93,6 +97,16 @@ class ServedModel:
     """The files that a tokenizer is made from, as the server holds them open."""
     vocabulary: WrittenOnce | None = None
     """The vocabulary of grammars, which all processes of this model share."""
+
+    @property
+    def is_made_to_embed(self) -> bool:
+        """Whether its folder says how it embeds, or it does nothing else. Others embed if a request names them."""
+        return not self.is_made_to_judge and (self.embeds is not PLAIN or not self.generates)
+
+    @property
+    def is_made_to_judge(self) -> bool:
+        """Whether it gives scores or classes."""
+        return self.judges.tokens is not None or any(name.endswith(_CLASSIFIES) for name in self.architectures)
 
     @classmethod
     def load(

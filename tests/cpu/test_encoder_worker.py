@@ -145,6 +145,7 @@ def test_a_folders_dense_layers_follow_the_pooling(tmp_path: Path) -> None:
     write_modules(tmp_path, ["mean", dense])
     served, exact, (ids,) = Served(tmp_path), load_transformers(tmp_path, torch.float64), texts((17,))
     assert served.ready.hidden_size == 24
+    assert not served.ready.gives_token_embeddings, "the layers are for pooled states"
     found = served.vectors({"a": (ids, Pooling("mean", is_normalized=False))})["a"]
     with torch.inference_mode():
         theirs = dense.double()(by_formula(states_of(exact, ids), "mean"))

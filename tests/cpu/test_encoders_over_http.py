@@ -108,6 +108,8 @@ def test_an_encoder_beside_a_chat_model_leaves_it_the_cores(start: Callable[...,
     daemon = start("tiny", f"m={folder}")
     client = daemon.client()
     assert len(vectors(client, ["a", "b"])) == 2
+    unnamed = httpx.post(f"{daemon.url}/v1/embeddings", json={"input": "a"}).json()
+    assert unnamed["model"] == "m", "it is made to embed, and the first model is not"
     answer = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a"}], max_tokens=4)
     assert answer.choices[0].message.content
     each = [max(os.getpriority(os.PRIO_PROCESS, one) for one in threads_of(pid)) for pid in daemon.engine_pids]

@@ -63,6 +63,29 @@ def test_the_weights_are_those_of_the_published_model() -> None:
     assert plan.weights_bytes - int8.weights_bytes == pytest.approx(3 * matrices, rel=0.05)
 
 
+def test_what_follows_the_pooling_is_planned() -> None:
+    plain, more = (
+        resolve_encoder(AskedConfig(model_path="model", head_bytes=count), facts(), MACHINE)[1] for count in (0, 10**7)
+    )
+    assert more.total_bytes - plain.total_bytes == 10**7
+    with pytest.raises(CapacityError):
+        resolve_encoder(AskedConfig(model_path="model", head_bytes=2 * GIB), facts(), MACHINE)
+
+
+def test_a_folder_says_how_long_texts_are(tmp_path: Path) -> None:
+    """The operator may allow as many tokens as the model has positions."""
+    (tmp_path / "modules.json").write_text(
+        '[{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]'
+    )
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
+    own = EncoderFacts.of_config(tmp_path, MINILM)
+    for asked, length in ((None, 256), (512, 512)):
+        settings = AskedConfig(model_path=str(tmp_path), max_model_len=asked)
+        assert resolve_encoder(settings, own, MACHINE)[0].max_model_len == length
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

@@ -133,6 +133,8 @@ class Workload:
     """Whether the model is a GGUF file."""
     kv_host_bytes: int = 0
     """Bytes of the host's memory for KV beside a GPU's."""
+    head_bytes: int = 0
+    """Bytes of what follows the pooling of embeddings."""
 
     @property
     def num_draws(self) -> int:
@@ -168,6 +170,7 @@ def working_lines(arch: Arch, precision: Precision, work: Workload) -> tuple[Pla
         PlanLine("recorded steps", _recorded(arch, precision, work)),
         PlanLine("drafting", _drafting(work)),
         PlanLine("adapters", _adapters(arch, work)),
+        PlanLine("heads of embeddings", term(work.head_bytes, "B")),
         PlanLine("exchange", _exchange(work)),
         PlanLine("standby", _standby(work)),
         PlanLine(PROCESSES, _processes(arch, work)),

@@ -25,6 +25,8 @@ class EncoderLoad:
     """Most tokens of one text, which a step may have alone."""
     has_standby: bool = False
     is_gguf: bool = False
+    head_bytes: int = 0
+    """Bytes of what follows the pooling."""
 
     @property
     def most_tokens(self) -> int:
@@ -39,6 +41,7 @@ def plan_encoder(arch: EncoderArch | Arch, precision: Precision, load: EncoderLo
         PlanLine("rotary", _rotary(arch, load)),
         PlanLine("distances", _distances(arch, load)),
         PlanLine("activations", _activations(arch, precision, load) + _pairs(arch, load)),
+        PlanLine("heads of embeddings", term(load.head_bytes, "B")),
         PlanLine("standby", standby),
         PlanLine(PROCESSES, host_processes(arch.vocab_size, is_gguf=load.is_gguf)),
     )
@@ -69,13 +72,15 @@ def _distances(arch: EncoderArch | Arch, load: EncoderLoad) -> Formula:
 
 
 def _pairs(arch: EncoderArch | Arch, load: EncoderLoad) -> Formula:
-    """The numbers of pairs of tokens of some heads, while they are added, and those by distance before."""
+    """The numbers of pairs of tokens of some heads, while they are added, and those by distance before. Also the bucket
+    of each pair, twice while it is made."""
     if isinstance(arch, Arch) or arch.disentangled is None:
         return NOTHING
     n = load.max_model_len
     heads = arch.disentangled.heads_at_once(arch.num_heads, n)
     each = term(3) * term(n, "tokens") + term(2) * term(arch.disentangled.num_rows, "distances")
-    return term(heads, "heads") * term(n, "tokens") * each * term(_FP32_BYTES, "B")
+    buckets = term(n, "tokens") * term(n, "tokens") * term(2) * term(_INT64_BYTES, "B")
+    return term(heads, "heads") * term(n, "tokens") * each * term(_FP32_BYTES, "B") + buckets
 
 
 def _activations(arch: EncoderArch | Arch, precision: Precision, load: EncoderLoad) -> Formula:

@@ -145,8 +145,15 @@ def _classifies(of: Metadata) -> bool:
     return bool(found)
 
 
+_MAX_LABELS = 2**16
+
+
 def _labels(of: Metadata) -> dict[str, str]:
     count = of.tensors[_CLASSIFIER[1]].shape[0]
+    if count > _MAX_LABELS:
+        raise GgufError(
+            f"{_CLASSIFIER[1]} must have at most {_MAX_LABELS:,} rows, one for each label, but has {count:,}"
+        )
     stated = of.get("classifier.output_labels")
     if stated is None:
         stated = [f"LABEL_{number}" for number in range(count)]
