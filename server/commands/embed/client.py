@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import base64
 import random
+import threading
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -21,6 +22,10 @@ _CONNECT_TIMEOUT_S = 5.0
 _MOST_WAIT_S = 30.0
 _BUSY = (408, 425, 429, 502, 503, 504)
 """Statuses of a request that may succeed later."""
+_SERVER_ERROR = 500
+"""Status of a request that broke something in the server: maybe one of its lines did."""
+_MAX_FAULTS = 3
+"""Number of lines in a row, each asked alone, after whose `_SERVER_ERROR` the server is at fault, not the lines."""
 _MAX_MESSAGE = 500
 
 
@@ -28,6 +33,15 @@ class EmbedError(ConfigError):
     """The run cannot go on. Its text is one line for the terminal."""
 
     exit_code = 1
+
+
+@dataclass(slots=True)
+class _Faults:
+    """Server errors of lines that were asked alone. Threads share it: a count that is lost delays the end a little."""
+
+    num_in_a_row: int = 0
+    good_text: str | None = None
+    """A text that got its vector; None until there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,9 @@ class Embedder:
     """Type of the components, as of an array."""
     patience_s: float
     """Seconds for which a request is tried again while the server is busy or away."""
+    stopped: threading.Event = field(default_factory=threading.Event)
+    """Set at the end of the run: threads then wait for the server no longer."""
+    _faults: _Faults = field(default_factory=_Faults)
 
     def rows(self, lines: Sequence[Line]) -> list[Row]:
         """One row for each line, in order. Raises `EmbedError` if the server cannot be asked."""
@@ -54,25 +71,40 @@ class Embedder:
         """Halves a batch that is refused, until the refused line is alone."""
         response = self._answer([line.text for line in lines])
         if response.status_code == 200:
+            self._faults.num_in_a_row, self._faults.good_text = 0, lines[0].text
             vectors = sorted(response.json()["data"], key=lambda item: int(item["index"]))
             return [Row(line, self._vector(item)) for line, item in zip(lines, vectors, strict=True)]
         message, param = _error_of(response)
-        is_of_line = response.status_code >= 500 or (response.status_code in (400, 413) and param.startswith("input"))
+        is_fault = response.status_code == _SERVER_ERROR
+        is_of_line = is_fault or (response.status_code in (400, 413) and param.startswith("input"))
         if not is_of_line or param == "input_type":
             hint = " Give the key by --api-key or INFERD_API_KEY." if response.status_code == 401 else ""
             raise EmbedError(f"the server refused: {message}{hint}")
         if len(lines) == 1:
+            if is_fault:
+                self._count_fault(message)
             return [Row(lines[0], error=message)]
         middle = len(lines) // 2
         return self._asked(lines[:middle]) + self._asked(lines[middle:])
+
+    def _count_fault(self, message: str) -> None:
+        """Raises `EmbedError` if so many lines failed in a row that the fault is the server's. A text that got its
+        vector before tells: the lines are at fault if it gets one again."""
+        faults = self._faults
+        faults.num_in_a_row += 1
+        if faults.num_in_a_row < _MAX_FAULTS:
+            return
+        if faults.good_text is None or self._answer([faults.good_text]).status_code != 200:
+            raise EmbedError(f"the server failed on {_MAX_FAULTS} lines in a row, each asked alone: {message}")
+        faults.num_in_a_row = 0
 
     def _vector(self, item: Mapping[str, Any]) -> array[Any]:
         return array(self.type_code, base64.b64decode(item["embedding"]))
 
     def _answer(self, texts: Sequence[str]) -> httpx.Response:
-        """The first answer that is not "later". Raises `EmbedError` if there is none in time."""
+        """The first answer that is not "later". Raises `EmbedError` if there is none in time, or if the run ends."""
         until, wait_s = time.monotonic() + self.patience_s, 0.5
-        while True:
+        while not self.stopped.is_set():
             try:
                 response = self.http.post(
                     "/v1/embeddings", json={**self.fields, "input": texts, "encoding_format": "base64"}
@@ -85,8 +117,9 @@ class Embedder:
                 message, told_s = f"no answer from {self.http.base_url} ({error})", None
             if time.monotonic() > until:
                 raise EmbedError(f"gave up after {self.patience_s:g} s: {message}")
-            time.sleep(min(_MOST_WAIT_S, told_s if told_s is not None else wait_s * random.uniform(1, 2)))
+            self.stopped.wait(min(_MOST_WAIT_S, told_s if told_s is not None else wait_s * random.uniform(1, 2)))
             wait_s = min(2 * wait_s, _MOST_WAIT_S)
+        raise EmbedError("the run was stopped")
 
 
 def connect(base_url: str, api_key: str | None) -> httpx.Client:

@@ -1,12 +1,14 @@
 """The output of `inferd embed`: JSON lines or .npy, which a later run can go on with.
 
 Rows are appended to `OUT.part`. After each batch `OUT.part.json` says how many lines of the input are done, the hash of
-those lines, and how many bytes of each file count. A file that is finished gets its own name.
+those lines, and how many bytes of each file count. A file that is finished gets its own name. A run has a lock on
+`OUT.part` until then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import math
@@ -54,6 +56,7 @@ class Output:
     num_blank: int = 0
     """Rows of .npy that failed before the width was known."""
     rows: BinaryIO = field(init=False)
+    """The part, from `lock` on."""
     errors: BinaryIO = field(init=False)
     """Lines that failed, of .npy, whose rows cannot say so."""
 
@@ -69,16 +72,35 @@ class Output:
     def state_path(self) -> Path:
         return self.path.with_name(self.path.name + ".part.json")
 
+    def lock(self) -> None:
+        """Open the part for this run alone. Raises `ConfigError` if another run has it."""
+        while True:
+            self.rows = os.fdopen(os.open(self.part, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            try:
+                fcntl.flock(self.rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(self.rows.fileno()), self.part.stat()):
+                    return
+            except BlockingIOError as error:
+                self.rows.close()
+                raise ConfigError(
+                    f"another run is writing {self.part}: wait for its end, or name another file by --output"
+                ) from error
+            except FileNotFoundError:
+                pass
+            # Another run finished between the two calls, and gave the file that was opened its name.
+            self.rows.close()
+
     def open_new(self) -> None:
         """Begin, whatever an earlier run left."""
-        self.rows, self.errors = self.part.open("w+b"), self.errors_path.open("w+b")
+        self.rows.truncate(0)
+        self.errors = self.errors_path.open("w+b")
         if self.kind == "npy":
             self.rows.write(self._header(0))
         self.save()
 
     def open_again(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`. Raises `ConfigError` if the files have less than that."""
-        self.rows, self.errors = self.part.open("r+b"), self.errors_path.open("r+b")
+        self.errors = self.errors_path.open("r+b")
         for stream, size in ((self.rows, state["num_bytes"]), (self.errors, state["num_error_bytes"])):
             if os.fstat(stream.fileno()).st_size < size:
                 raise ConfigError(f"{self.part} is shorter than {self.state_path} says; use --restart")
@@ -122,9 +144,9 @@ class Output:
             self.rows.write(blank)
 
     def save(self) -> None:
-        """Make what was added count."""
-        self.rows.flush()
-        self.errors.flush()
+        """Make what was added count. It is on the disk before the state says so."""
+        _sync(self.rows)
+        _sync(self.errors)
         state = {
             "settings": self.settings,
             "num_lines": self.num_lines,
@@ -136,7 +158,9 @@ class Output:
             "num_blank": self.num_blank,
         }
         new = self.state_path.with_suffix(".new")
-        new.write_text(json.dumps(state))
+        with new.open("wb") as stream:
+            stream.write(json.dumps(state).encode())
+            _sync(stream)
         new.replace(self.state_path)
 
     def finish(self) -> None:
@@ -144,15 +168,18 @@ class Output:
         if self.kind == "npy":
             self.rows.seek(0)
             self.rows.write(self._header(self.num_lines))
-        self.close()
+        _sync(self.rows)
         self.part.replace(self.path)
         if not self.errors_path.stat().st_size:
             self.errors_path.unlink()
         self.state_path.unlink()
+        self.close()
 
     def close(self) -> None:
+        """Close the files, which ends the lock."""
+        if hasattr(self, "errors"):
+            self.errors.close()
         self.rows.close()
-        self.errors.close()
 
     def _header(self, num_rows: int) -> bytes:
         """The header of version 1.0 of .npy (NumPy Enhancement Proposal 1)."""
@@ -168,26 +195,39 @@ def open_output(
     path: Path, settings: Mapping[str, Any], output_dtype: str, lines: Iterator[Line], *, restart: bool
 ) -> Iterator[Output]:
     """The output of a run. Takes those of `lines` that an earlier run with the same settings did. Raises `ConfigError`
-    if the output is there already, or if it belongs to another input or other settings."""
+    if the output is there already, if another run writes it, or if it belongs to another input or other settings."""
     kind: Literal["jsonl", "npy"] = "npy" if path.suffix == ".npy" else "jsonl"
     output = Output(path, settings, kind, output_dtype)
     if not path.parent.is_dir():
         raise ConfigError(f"--output: there is no directory {path.parent}")
-    if path.exists() and not restart:
-        raise ConfigError(f"{path} is there already: remove it, name another by --output, or use --restart")
-    state = None if restart else _state_of(output)
+    _check_is_new(path, restart)
     try:
-        if state is None:
-            output.open_new()
-        else:
-            _skip(output, state, lines)
-            output.open_again(state)
+        output.lock()
     except OSError as error:
         raise ConfigError(f"cannot write {output.part}: {error.strerror}") from error
-    try:
+    with contextlib.closing(output):
+        _check_is_new(path, restart)  # once more: another run may have finished
+        state = None if restart else _state_of(output)
+        try:
+            if state is None:
+                output.open_new()
+            else:
+                _skip(output, state, lines)
+                output.open_again(state)
+        except OSError as error:
+            raise ConfigError(f"cannot write {output.part}: {error.strerror}") from error
         yield output
-    finally:
-        output.close()
+
+
+def _check_is_new(path: Path, restart: bool) -> None:
+    if path.exists() and not restart:
+        raise ConfigError(f"{path} is there already: remove it, name another by --output, or use --restart")
+
+
+def _sync(stream: BinaryIO) -> None:
+    """Put on the disk what was written."""
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def _state_of(output: Output) -> Mapping[str, Any] | None:

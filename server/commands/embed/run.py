@@ -11,7 +11,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +24,7 @@ from inferd.server.commands.embed.client import Embedder, EmbedError, connect, f
 from inferd.server.commands.embed.lines import Line, read_lines
 from inferd.server.commands.embed.output import TYPE_CODES, Output, Row, open_output
 from inferd.server.commands.embed.own_server import own_server
+from inferd.server.commands.embed.workers import Workers
 
 _MAX_BATCH_CHARS = 2**20
 """Most characters of a batch, unless one line has more: a request may have a million tokens."""
@@ -151,7 +152,7 @@ def _embed(options: EmbedOptions, embedder: Embedder, lines: Iterator[Line], out
     console = Console(stderr=True)
     size = None if options.file == "-" else os.fstat(stream.fileno()).st_size
     running: deque[Future[list[Row]]] = deque()
-    pool = ThreadPoolExecutor(options.concurrency, thread_name_prefix="embed")
+    workers = Workers(embedder.rows, options.concurrency)
     try:
         with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
             task = progress.add_task("", total=size)
@@ -168,12 +169,14 @@ def _embed(options: EmbedOptions, embedder: Embedder, lines: Iterator[Line], out
 
             progress.update(task, completed=stream.tell() if size is not None else 0)
             for batch in _batches(lines, options.batch):
-                running.append(pool.submit(embedder.rows, batch))
+                running.append(workers.submit(batch))
                 write(options.concurrency)
             write(0)
         output.finish()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        embedder.stopped.set()
+        embedder.http.close()
+        workers.close()
 
 
 def _batches(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:

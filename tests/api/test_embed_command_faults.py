@@ -1,0 +1,177 @@
+"""`inferd embed` against a server that fails, or never answers, and two runs that write the same output."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inferd.engine.api.errors import ConfigError
+from inferd.server.commands.embed.client import EmbedError
+from inferd.server.commands.embed.output import open_output
+from inferd.server.commands.embed.run import EmbedOptions, run
+
+TEXTS = [f"line {i}" for i in range(1_000)]
+WAIT_S = 60.0
+END_S = 5.0
+"""Seconds for the end of an interrupted run, of which Python takes some on a busy machine."""
+
+
+class Stub(ThreadingHTTPServer):
+    """Answers with the status that `status` says for the texts of a request."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status: Callable[[Sequence[str]], int] = lambda texts: 200
+        self.asked: list[Sequence[str]] = []
+        self.was_asked = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that went away are expected."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Stub
+
+    def do_GET(self) -> None:
+        self._answer(200, {"data": [{"id": "tiny"}]})
+
+    def do_POST(self) -> None:
+        texts = json.loads(self.rfile.read(int(self.headers["content-length"])))["input"]
+        self.server.asked.append(texts)
+        self.server.was_asked.set()
+        status = self.server.status(texts)
+        vector = base64.b64encode(np.ones(2, np.float32).tobytes()).decode()
+        rows = [{"index": i, "embedding": vector} for i in range(len(texts))]
+        self._answer(status, {"data": rows} if status == 200 else {"error": {"message": f"says {status}"}})
+
+    def _answer(self, status: int, content: Any) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        if status == 503:
+            self.send_header("retry-after", "25")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *given: object) -> None:
+        """Nothing is logged."""
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with Stub() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def options(stub: Stub, tmp_path: Path) -> EmbedOptions:
+    file = tmp_path / "in.txt"
+    file.write_text("".join(f"{text}\n" for text in TEXTS))
+    output = tmp_path / "out.jsonl"
+    return EmbedOptions(file=str(file), output=output, base_url=stub.url, model=None, api_key=None, field=None)
+
+
+def num_errors(options: EmbedOptions) -> int:
+    rows = [json.loads(line) for line in options.output_path.read_text().splitlines()]
+    assert len(rows) == len(TEXTS)
+    return sum("error" in row for row in rows)
+
+
+def test_a_model_without_embeddings_ends_the_run(stub: Stub, options: EmbedOptions) -> None:
+    stub.status = lambda texts: 501
+    command = [sys.executable, "-m", "inferd", "embed", options.file, "-o", str(options.output), "--url", stub.url]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=WAIT_S, check=False)
+    assert (ended.returncode, len(stub.asked) <= options.concurrency + 1) == (1, True)
+    assert "says 501" in ended.stderr
+    assert not options.output_path.exists()
+    stub.status = lambda texts: 200
+    assert run(options) == 0, "it can be resumed"
+    assert num_errors(options) == 0
+
+
+@pytest.mark.parametrize("num_good", [0, 300])
+def test_a_server_that_always_fails_ends_the_run(stub: Stub, options: EmbedOptions, num_good: int) -> None:
+    good = set(TEXTS[:num_good])
+    stub.status = lambda texts: 200 if good.issuperset(texts) and len(stub.asked) < 4 else 500
+    with pytest.raises(EmbedError, match="says 500"):
+        run(replace(options, concurrency=1))
+    assert len(stub.asked) < 20 and not options.output_path.exists()
+
+
+def test_lines_that_break_the_server_do_not_end_the_run(stub: Stub, options: EmbedOptions) -> None:
+    bad = set(TEXTS[200:210])
+    stub.status = lambda texts: 500 if bad.intersection(texts) else 200
+    assert run(options) == 1
+    assert num_errors(options) == len(bad)
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["told to wait 25 s", "no answer"])
+def test_an_interrupted_run_ends_at_once(stub: Stub, options: EmbedOptions, answers: bool) -> None:
+    never = threading.Event()
+    stub.status = lambda texts: 503 if answers else 503 * never.wait(WAIT_S)
+    command = [sys.executable, "-m", "inferd", "embed", options.file, "-o", str(options.output), "--url", stub.url]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert stub.was_asked.wait(WAIT_S)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=END_S)[1]
+    finally:
+        process.kill()
+        process.wait()
+        never.set()
+    assert process.returncode == 130 and "the same command goes on" in said
+
+
+def test_a_second_run_on_an_output_is_refused(options: EmbedOptions) -> None:
+    path = options.output_path
+    with open_output(path, {}, "float", iter(()), restart=False) as output:
+        for restart in (False, True):
+            with pytest.raises(ConfigError, match="another run is writing"):
+                run(replace(options, restart=restart))
+        output.finish()
+    with pytest.raises(ConfigError, match="is there already"):
+        run(options)
+    assert run(replace(options, restart=True)) == 0
+    assert num_errors(options) == 0
+
+
+def test_rows_are_on_the_disk_before_the_state(options: EmbedOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: dict[int, int] = {}
+    real_sync, real_replace = os.fsync, Path.replace
+
+    def sync(descriptor: int) -> None:
+        real_sync(descriptor)
+        status = os.fstat(descriptor)
+        synced[status.st_ino] = status.st_size
+
+    def renamed(path: Path, target: Path) -> Path:
+        for file in (path, options.output_path.with_name("out.jsonl.part")):
+            if file.exists():
+                assert synced[file.stat().st_ino] == file.stat().st_size
+        return real_replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", renamed)
+    assert run(options) == 0
