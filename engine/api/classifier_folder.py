@@ -15,13 +15,13 @@ from inferd.engine.api.checkpoint import read_json
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.pinned_files import exists
 from inferd.engine.api.sentence_folder import MODULES, modules_of
+from inferd.engine.arch.encoder_base import MAX_LABELS
 from inferd.engine.arch.shown import shown
 
 Activation = Literal["sigmoid", "softmax", "identity"]
 
 _SETTINGS, _LENGTHS = "config_sentence_transformers.json", "sentence_bert_config.json"
 _MAX_BYTES = 2**20
-_MAX_LABELS = 2**16
 _UNBOUNDED = 2**30
 _MAX_CHARS = 4096
 """Most characters of a prompt, and of a label's name."""
@@ -44,7 +44,7 @@ class ClassifierFolder:
     labels: Mapping[int, str] = field(default_factory=dict)
     """Index of a logit -> the label's name. Some may be missing."""
     activation: Activation | None = None
-    """Activation that the folder names for scores; None: it names none."""
+    """Activation that the folder names for its logits; None: it names none."""
     problem: str = ""
     """`problem_type` of config.json: `single_label_classification`, `multi_label_classification`, `regression`, or
     nothing."""
@@ -94,14 +94,26 @@ class ClassifierFolder:
         return self
 
     def activation_for(self, num_labels: int, *, wanted: bool | None = None) -> Activation:
-        """The activation behind the logits. `wanted` true: to probabilities, whatever the folder says; false: none."""
+        """The activation behind the logits. `wanted` true: to probabilities, even if the folder says none; false: none.
+        It counts only if `unsupported_for` has no reason against it."""
         if wanted is False:
             return "identity"
+        if self.activation is not None and not (wanted and self.activation == "identity"):
+            return self.activation
         if num_labels == 1:
-            return "sigmoid" if wanted else self.activation or "sigmoid"
+            return "sigmoid"
         if self.problem == "regression" and not wanted:
             return "identity"
         return "sigmoid" if self.problem == "multi_label_classification" else "softmax"
+
+    def unsupported_for(self, num_labels: int, *, wanted: bool | None = None) -> str:
+        """Why the numbers behind the activation cannot be given; empty if they can. `wanted` as for
+        `activation_for`."""
+        if wanted is False:
+            return ""
+        if num_labels == 1 and self.activation == "softmax":
+            return "its activation is Softmax, which makes 1 of every logit of a model with one label"
+        return self.unsupported if wanted is None else ""
 
     def label(self, index: int) -> str:
         """The name of a label, or the one that transformers gives it."""
@@ -118,8 +130,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _labels(config: Mapping[str, Any]) -> dict[int, str]:
     given = config.get("id2label") or {}
-    if not isinstance(given, dict) or len(given) > _MAX_LABELS:
-        raise ModelError(f"config.json: id2label must be at most {_MAX_LABELS} names by number, but is {shown(given)}")
+    if not isinstance(given, dict) or len(given) > MAX_LABELS:
+        raise ModelError(f"config.json: id2label must be at most {MAX_LABELS} names by number, but is {shown(given)}")
     labels: dict[int, str] = {}
     for key, name in given.items():
         index = str(key)
@@ -159,7 +171,7 @@ def _prompt(settings: Mapping[str, Any]) -> str:
     prompts, name = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if name is None:
         return ""
-    text = prompts.get(name) if isinstance(prompts, dict) else None
+    text = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
     if not isinstance(text, str) or len(text) > _MAX_CHARS:
         rule = f"default_prompt_name must name a prompt of at most {_MAX_CHARS} characters"
         raise ModelError(f"{_SETTINGS}: {rule}, but is {shown(name)}")

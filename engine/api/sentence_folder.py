@@ -95,8 +95,9 @@ class SentenceFolder:
             unsupported = unsupported or "its texts are written by a chat template (message in modality_config)"
         prompts = _prompts(settings)
         default = settings.get("default_prompt_name")
-        if default is not None and default not in prompts:
-            raise ModelError(f"{path / _SETTINGS}: default_prompt_name {shown(default)} is none of its prompts")
+        if default is not None and not (isinstance(default, str) and default in prompts):
+            rule = "default_prompt_name must be the name of one of its prompts"
+            raise ModelError(f"{path / _SETTINGS}: {rule}, but is {shown(default)}")
         return cls(
             pooling=pooling,
             heads=heads,

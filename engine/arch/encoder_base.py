@@ -18,7 +18,8 @@ ACTIVATIONS = {
 }
 """Activations of an MLP without a gate."""
 
-_MAX_LABELS = 2**20
+MAX_LABELS = 2**16
+"""Most labels of a classifier."""
 
 
 def bert_like(
@@ -70,8 +71,13 @@ def learned_positions(fields: Fields, first_row: int = 0) -> PositionTable:
 
 
 def num_labels(fields: Fields) -> int:
-    """Number of labels of a classifier: those that `id2label` names, else `num_labels`, else two."""
+    """Number of labels of a classifier: those that `id2label` names, else `num_labels`, else two.
+
+    Raises `ArchError` for too many.
+    """
     named = fields.section("id2label")
     if named is not None and named.names():
+        if len(named.names()) > MAX_LABELS:
+            raise fields.refuse("id2label", f"must have at most {MAX_LABELS} names")
         return len(named.names())
-    return fields.integer("num_labels", default=2, maximum=_MAX_LABELS)
+    return fields.integer("num_labels", default=2, maximum=MAX_LABELS)

@@ -93,10 +93,9 @@ class ScoresApi:
         add_special = body.add_special_tokens is not False
         accepted = await self._accepted(asked, body.input, "input", body, add_special=add_special)
         asked.service.metrics.request_arrived("classify")
-        classes = await asked.while_asked(accepted.classes(asked.service.router))
-        label, num_tokens = asked.service.model.judges.label, accepted.inputs.num_tokens
-        work = partial(_classified, asked.name, classes, label, num_tokens)
-        return await asked.answer(work, sum(map(len, classes)))
+        logits = await asked.while_asked(accepted.logits(asked.service.router))
+        work = partial(_classified, asked.name, accepted, logits, asked.service.model.judges.label)
+        return await asked.answer(work, sum(map(len, logits)))
 
     async def predict(self, request: Request, body: Annotated[PredictRequest, body_of(PredictRequest)]) -> Response:
         """Raises as `rerank`."""
@@ -105,9 +104,9 @@ class ScoresApi:
         items: list[Item] = [Pair(*texts) if len(texts) == 2 else texts[0] for texts in inputs]
         accepted = await self._accepted(asked, items, "inputs", body)
         asked.service.metrics.request_arrived("classify")
-        classes = await asked.while_asked(accepted.classes(asked.service.router))
-        work = partial(_predictions, classes, asked.service.model.judges.label, is_batch=is_batch)
-        return await asked.answer(work, sum(map(len, classes)))
+        logits = await asked.while_asked(accepted.logits(asked.service.router))
+        work = partial(_predictions, accepted, logits, asked.service.model.judges.label, is_batch=is_batch)
+        return await asked.answer(work, sum(map(len, logits)))
 
     def _asked(self, request: Request, body: JudgingFields) -> _Asked:
         """Raises `RequestError`."""
@@ -192,7 +191,7 @@ def _scores(name: str, scores: Sequence[float], num_tokens: int) -> bytes:
     return exact(orjson.dumps(answer))
 
 
-def _classified(name: str, classes: Sequence[Sequence[float]], label: Callable[[int], str], num_tokens: int) -> bytes:
+def _classified(name: str, accepted: Classifying, logits: Sequence[bytes], label: Callable[[int], str]) -> bytes:
     def item(i: int, values: Sequence[float]) -> answers.Classes:
         likeliest = max(range(len(values)), key=values.__getitem__)
         return {"index": i, "label": label(likeliest), "probs": values, "num_classes": len(values)}
@@ -202,20 +201,24 @@ def _classified(name: str, classes: Sequence[Sequence[float]], label: Callable[[
         "object": "list",
         "created": int(time.time()),
         "model": name,
-        "data": cast("list[answers.Classes]", [_piece(item(i, values)) for i, values in enumerate(classes)]),
-        "usage": _usage(num_tokens),
+        "data": cast(
+            "list[answers.Classes]", [_piece(item(i, values)) for i, values in enumerate(accepted.classes(logits))]
+        ),
+        "usage": _usage(accepted.inputs.num_tokens),
     }
     return exact(orjson.dumps(answer))
 
 
-def _predictions(classes: Sequence[Sequence[float]], label: Callable[[int], str], *, is_batch: bool) -> bytes:
+def _predictions(
+    accepted: Classifying, logits: Sequence[bytes], label: Callable[[int], str], *, is_batch: bool
+) -> bytes:
     """The classes of each input, the likeliest first. An input that is no batch has a list of its own."""
 
     def predictions(values: Sequence[float]) -> list[answers.Prediction]:
         ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))
         return [{"score": values[i], "label": label(i)} for i in ranked]
 
-    items = [_piece(predictions(values)) for values in classes]
+    items = [_piece(predictions(values)) for values in accepted.classes(logits)]
     return exact(orjson.dumps(items if is_batch else items[0]))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from inferd.engine.api.classifier_folder import Activation
@@ -11,11 +11,12 @@ from inferd.engine.api.wire.messages import Ready
 from inferd.engine.api.wire.params import Adapter, Pooling, SamplingParams
 from inferd.server.dispatch.router import Router
 from inferd.server.errors import messages as errors
+from inferd.server.generate import work
 from inferd.server.generate.inputs import results_of, vector_of
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.generate.request import Caller
-from inferd.server.generate.score import activated, numbers
-from inferd.server.generate.texts import Inputs, Item, Pair, TextReader, cut_of
+from inferd.server.generate.score import activated, activation_of, numbers
+from inferd.server.generate.texts import Form, Inputs, Item, TextReader, cut_of
 from inferd.server.schema.scores import JudgingFields
 from inferd.server.text.model import ServedModel
 
@@ -27,10 +28,13 @@ class Classifying:
     inputs: Inputs
     activation: Activation
 
-    async def classes(self, router: Router) -> tuple[tuple[float, ...], ...]:
-        """A number for each label, for each input in order. Raises `RequestError` and `EngineDeadError`."""
-        logits = await results_of(router, self.inputs, vector_of)
-        return tuple(activated(numbers(each), self.activation) for each in logits)
+    async def logits(self, router: Router) -> tuple[bytes, ...]:
+        """The logits of each input in order. Raises `RequestError` and `EngineDeadError`."""
+        return await results_of(router, self.inputs, vector_of)
+
+    def classes(self, logits: Sequence[bytes]) -> Iterator[tuple[float, ...]]:
+        """A number for each label, for each input in order. They are made one by one: all together may be millions."""
+        return (activated(numbers(each), self.activation) for each in logits)
 
 
 class ClassifyIntake:
@@ -56,20 +60,17 @@ class ClassifyIntake:
             name = errors.clip(model.names[0], errors.MAX_ECHO)
             message = f"The model '{name}' has no classifier. Serve one with a head for sequence classification."
             raise RequestError("invalid_value", message, "model")
-        written = [self._lowered(item) for item in items] if judges.lowercases else items
+        activation = activation_of(judges, ready.num_labels, body)
+        work.check_vectors(param, len(items), ready.num_labels, "labels")
         names = [param] if len(items) == 1 else [f"{param}[{i}]" for i in range(len(items))]
         cut = cut_of(body, model.max_model_len, judges.max_tokens)
         params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling(gives="logits"), adapter=adapter)
         inputs = Inputs(
-            inputs=await self._reader.read(written, names, cut, add_special=add_special, first_name=param),
+            inputs=await self._reader.read(
+                items, names, cut, Form.of(model), add_special=add_special, first_name=param
+            ),
             params=params,
             scheduling=caller.scheduling(body),
             account=caller.account,
         )
-        return Classifying(inputs, judges.activation_for(ready.num_labels, wanted=body.wants_activation))
-
-    @staticmethod
-    def _lowered(item: Item) -> Item:
-        if isinstance(item, Pair):
-            return Pair(item.first.lower(), item.second.lower())
-        return item.lower() if isinstance(item, str) else item
+        return Classifying(inputs, activation)

@@ -79,6 +79,8 @@ class EmbedIntake:
         """`ready`: what the engine can do. `param`: the caller's name of the inputs. `per_token`: a vector for each
         token. Raises `RequestError`."""
         pooling = self._pooling_of(body, ready, "token_embeddings" if per_token else "embedding")
+        if not per_token:
+            work.check_vectors(param, len(body.input), pooling.num_components)
         kept, side = self._kept(body), body.truncation_side or self._model.truncation_side
         check_size = partial(self._prompts.check_least, param) if kept is None else None
         all_encoded = await self._prompts.encode_all(

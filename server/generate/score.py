@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from inferd.engine.api.classifier_folder import Activation, TokenPair
+from inferd.engine.api.classifier_folder import Activation, ClassifierFolder, TokenPair
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.sentence_folder import PLAIN
 from inferd.engine.api.wire.messages import Delta, Ready
@@ -28,8 +28,8 @@ from inferd.server.generate.embed import prompt_for
 from inferd.server.generate.inputs import results_of, vector_of
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.generate.request import Caller
-from inferd.server.generate.texts import Inputs, Pair, TextReader, cut_of
-from inferd.server.schema.scores import ScoringFields
+from inferd.server.generate.texts import Form, Inputs, Pair, TextReader, cut_of
+from inferd.server.schema.scores import JudgingFields, ScoringFields
 from inferd.server.text.model import ServedModel
 from inferd.server.text.text_threads import TextThreads
 
@@ -165,13 +165,25 @@ def activated(logits: Sequence[float], activation: Activation) -> tuple[float, .
     if activation == "softmax":
         top = max(logits)
         weights = [math.exp(logit - top) for logit in logits]
-        return tuple(weight / sum(weights) for weight in weights)
+        total = sum(weights)
+        return tuple(weight / total for weight in weights)
     return tuple(_sigmoid(logit) for logit in logits)
 
 
 def _sigmoid(logit: float) -> float:
     small = math.exp(-abs(logit))
     return (1.0 if logit >= 0 else small) / (1.0 + small)
+
+
+def activation_of(judges: ClassifierFolder, num_labels: int, body: JudgingFields) -> Activation:
+    """The activation that a request gets. Raises `RequestError` if it is not computed here."""
+    wanted = body.wants_activation
+    reason = judges.unsupported_for(num_labels, wanted=wanted)
+    if reason:
+        field, value = body.logits_option
+        message = f"The model's scores cannot be computed: {reason}. Set '{field}' to {value}, which gives the logits."
+        raise RequestError("not_implemented", message, field)
+    return judges.activation_for(num_labels, wanted=wanted)
 
 
 class ScoreIntake:
@@ -185,16 +197,14 @@ class ScoreIntake:
     ) -> Scoring:
         """`ready`: what the engine said of the model. Raises `RequestError`."""
         model, judges = self._model, self._model.judges
-        activation = judges.activation_for(1, wanted=body.wants_activation)
         is_generating = judges.tokens is not None and model.generates and model.pair_templates is not None
-        if (is_generating or ready.num_labels == 1) and judges.unsupported and body.wants_activation is None:
-            message = f"The model's scores cannot be computed: {judges.unsupported}. Set 'use_activation'."
-            raise RequestError("not_implemented", message, "use_activation")
         if is_generating:
             assert judges.tokens is not None
+            activation = activation_of(judges, 1, body)
             params = SamplingParams(max_tokens=1, seed=0, temperature=0.0, logprobs=MAX_LOGPROBS, adapter=adapter)
             return ByTokens(await self._pairs(pairs, body, caller, params), judges.tokens, activation)
         if ready.num_labels == 1:
+            activation = activation_of(judges, 1, body)
             params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling(gives="logits"), adapter=adapter)
             return ByClassifier(await self._pairs(pairs, body, caller, params), activation)
         self._check_embeds(ready)
@@ -225,23 +235,13 @@ class ScoreIntake:
 
     async def _pairs(self, pairs: Pairs, body: ScoringFields, caller: Caller, params: SamplingParams) -> Inputs:
         """The pairs as a reranker reads them."""
-        model, judges, instruction = self._model, self._model.judges, body.instruction
-        template = None
-        if model.pair_templates is not None:
-            instruction = instruction or judges.prompt or None
-            template = model.pair_templates.of(instruction)
-        if body.instruction is not None and template is None:
-            way_out = "This model's prompt has no place for it: write it into the query."
-            raise errors.unsupported_parameter("instruction", way_out)
-        prompt = judges.prompt if template is None else ""
-        items = [_written(Pair(prompt + each.first, each.second), judges.lowercases) for each in pairs.each()]
+        model = self._model
         return Inputs(
             inputs=await self._reader.read(
-                items,
+                pairs.each(),
                 _names(pairs.second_name, pairs.seconds),
-                cut_of(body, model.max_model_len - params.max_tokens, judges.max_tokens),
-                template=template,
-                instruction=instruction,
+                cut_of(body, model.max_model_len - params.max_tokens, model.judges.max_tokens),
+                Form.of(model, body.instruction),
                 first_name=pairs.first_name,
             ),
             params=params,
@@ -262,19 +262,15 @@ class ScoreIntake:
             [text + each for each in of] for text, of in ((before, pairs.firsts), (behind, pairs.seconds))
         )
         names = [*_names(pairs.first_name, firsts), *_names(pairs.second_name, seconds)]
-        texts = [text.lower() if embeds.lowercases else text for text in (*firsts, *seconds)]
+        cut, form = cut_of(body, model.max_model_len, embeds.max_tokens), Form(embeds.lowercases)
         pooling = Pooling(embeds.pooling, min(embeds.num_components or ready.hidden_size, ready.hidden_size))
         inputs = Inputs(
-            inputs=await self._reader.read(texts, names, cut_of(body, model.max_model_len, embeds.max_tokens)),
+            inputs=await self._reader.read((*firsts, *seconds), names, cut, form),
             params=SamplingParams(max_tokens=0, seed=0, pooling=pooling, adapter=adapter),
             scheduling=caller.scheduling(body),
             account=caller.account,
         )
         return ByCosine(inputs, len(firsts))
-
-
-def _written(pair: Pair, lowercases: bool) -> Pair:
-    return Pair(pair.first.lower(), pair.second.lower()) if lowercases else pair
 
 
 def _names(field: str, texts: Sequence[str]) -> list[str]:

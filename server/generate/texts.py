@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import msgspec
 
@@ -48,6 +49,45 @@ class Cut:
     """Whether a longer item is cut; otherwise it is refused."""
     most_second: int | None = None
     """Most tokens of the second text of a pair, which is cut; None: no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a model has its texts and pairs written before they are tokenized."""
+
+    lowercases: bool = False
+    prompt: str = ""
+    """Text before each first text of a pair."""
+    template: PairTemplate | None = None
+    """Template of pairs; None: they are plain pairs."""
+    instruction: str | None = None
+    """The template's instruction; None: its own."""
+
+    @classmethod
+    def of(cls, model: ServedModel, instruction: str | None = None) -> Self:
+        """The form in which `model` judges. `instruction`: the request's own. Raises `RequestError` for one that the
+        model's prompt has no place for."""
+        judges, asked, template = model.judges, instruction, None
+        if model.pair_templates is not None:
+            instruction = instruction or judges.prompt or None
+            template = model.pair_templates.of(instruction)
+        if asked is not None and template is None:
+            way_out = "This model's prompt has no place for it: write it into the query."
+            raise errors.unsupported_parameter("instruction", way_out)
+        prompt = judges.prompt if template is None else ""
+        return cls(judges.lowercases, prompt, template, instruction)
+
+    def single(self, text: str) -> str:
+        """A text, or the second one of a pair."""
+        return text.lower() if self.lowercases else text
+
+    def first(self, text: str) -> str:
+        """The first text of a pair."""
+        return self.single(self.prompt + text)
+
+
+PLAIN = Form()
+"""Texts and pairs as the request has them."""
 
 
 def cut_of(body: JudgingFields, *mosts: int | None) -> Cut:
@@ -117,19 +157,18 @@ class TextReader:
         items: Sequence[Item],
         names: Sequence[str],
         cut: Cut,
+        form: Form = PLAIN,
         *,
-        template: PairTemplate | None = None,
-        instruction: str | None = None,
         add_special: bool = True,
         first_name: str = "query",
     ) -> tuple[Input, ...]:
         """The inputs in order. `names`: of the items, as errors call them, and `first_name` of what is wrong with a
-        pair's first text alone. `template`: of pairs, if they are no plain pairs. Raises `RequestError`."""
-        frame = self._model.tokenizer.pair_frame() if template is None else None
-        if template is None and frame is None and any(isinstance(item, Pair) for item in items):
+        pair's first text alone. Raises `RequestError`."""
+        frame = self._model.tokenizer.pair_frame() if form.template is None else None
+        if form.template is None and frame is None and any(isinstance(item, Pair) for item in items):
             message = "This model's tokenizer has no form for pairs of texts. Serve a model that was trained on pairs."
             raise RequestError("not_implemented", message)
-        pairs = _PairReader(self._prompts, self._model.tokenizer, cut, frame, template, instruction, first_name)
+        pairs = _PairReader(self._prompts, self._model.tokenizer, cut, frame, form, first_name)
 
         def reading() -> Generator[int, None, tuple[Input, ...]]:
             inputs: list[Input] = []
@@ -142,7 +181,8 @@ class TextReader:
                 if isinstance(item, Pair):
                     joined = yield from pairs.read(item, name)
                 else:
-                    joined = yield from self._single(item, name, cut, add_special=add_special)
+                    written = form.single(item) if isinstance(item, str) else item
+                    joined = yield from self._single(written, name, cut, add_special=add_special)
                 inputs.append(_fitted(joined, name, cut))
                 num_ids += len(inputs[-1].token_ids)
                 work.check_input_ids(name.partition("[")[0], len(inputs), num_ids)
@@ -176,13 +216,12 @@ class _PairReader:
         tokenizer: Tokenizer,
         cut: Cut,
         frame: PairFrame | None,
-        template: PairTemplate | None,
-        instruction: str | None,
+        form: Form,
         first_name: str,
     ) -> None:
-        """Either the `frame` or the `template` joins the pairs."""
+        """The `frame` joins the pairs if the form has no template."""
         self._prompts, self._tokenizer, self._cut, self._frame = prompts, tokenizer, cut, frame
-        self._template, self._instruction, self._first_name = template, instruction, first_name
+        self._form, self._first_name = form, first_name
         self._text: str | None = None
         self._first: tuple[int, ...] = ()
         self._open: OpenPrompt | None = None
@@ -190,19 +229,21 @@ class _PairReader:
     def read(self, pair: Pair, name: str) -> Generator[int, None, JoinedPair]:
         if pair.first != self._text:
             yield from self._begin(pair.first)
-        self._check_least(pair.second, name)
+        second = self._form.single(pair.second)
+        self._check_least(second, name)
         if self._open is not None:
-            reading = self._open.join(pair.second, self._prompts.most_tokens)
+            reading = self._open.join(second, self._prompts.most_tokens)
             return (yield from self._prompts.bounded(reading, name))
         assert self._frame is not None
-        return self._frame.join(self._first, (yield from self._prompts.part(pair.second, name)))
+        return self._frame.join(self._first, (yield from self._prompts.part(second, name)))
 
     def _begin(self, text: str) -> Generator[int, None, None]:
-        self._check_least(text, self._first_name)
-        if self._template is None:
-            self._first = yield from self._prompts.part(text, self._first_name)
+        form, written = self._form, self._form.first(text)
+        self._check_least(written, self._first_name)
+        if form.template is None:
+            self._first = yield from self._prompts.part(written, self._first_name)
         else:
-            opening = self._template.open(text, self._instruction, self._prompts.most_tokens)
+            opening = form.template.open(written, form.instruction, self._prompts.most_tokens)
             self._open = yield from self._prompts.bounded(opening, self._first_name)
         self._text = text
 

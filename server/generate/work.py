@@ -20,8 +20,8 @@ MAX_INPUT_IDS = 2**20
 """Tokens of all inputs of one request for embeddings, scores or classes: 40 MiB as Python's numbers."""
 
 MAX_COMPONENTS = 2**23
-"""Components of all vectors of one answer that has a vector for each token: those of 2,048 vectors of 4,096, about 170
-MB of JSON."""
+"""Components of all vectors of one answer, or its numbers for labels: those of 2,048 vectors of 4,096, about 170 MB of
+JSON."""
 
 MAX_LISTED_ENTRIES = 2**20
 """Entries of a list of ids times choices: the engine reads the list again for each choice."""
@@ -60,6 +60,13 @@ def check_token_vectors(param: str, num_tokens: int, num_components: int) -> Non
     if num_tokens * num_components > MAX_COMPONENTS:
         factors = ((num_tokens, "tokens"), (num_components, "components per token"))
         raise errors.too_much_work(param, factors, MAX_COMPONENTS, "components")
+
+
+def check_vectors(param: str, num_inputs: int, num_components: int, component: str = "components") -> None:
+    """`component`: name of a vector's components. Raises `RequestError`."""
+    if num_inputs * num_components > MAX_COMPONENTS:
+        factors = ((num_inputs, "inputs"), (num_components, f"{component} per input"))
+        raise errors.too_much_work(param, factors, MAX_COMPONENTS, component)
 
 
 def most_scored_tokens(num_choices: int, num_top: int | None) -> int | None:

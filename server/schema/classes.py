@@ -68,3 +68,7 @@ class PredictRequest(JudgingFields):
     @property
     def wants_activation(self) -> bool | None:
         return not self.raw_scores
+
+    @property
+    def logits_option(self) -> tuple[str, str]:
+        return "raw_scores", "true"

@@ -93,6 +93,11 @@ class JudgingFields(RequestModel):
         """Whether scores and classes are probabilities; None: as the model's folder says."""
         return self.use_activation
 
+    @property
+    def logits_option(self) -> tuple[str, str]:
+        """(the field, its value) that asks for the logits."""
+        return "use_activation", "false"
+
 
 class ScoringFields(JudgingFields):
     """Fields of every request for scores."""
@@ -139,6 +144,10 @@ class RerankRequest(ScoringFields):
     def wants_activation(self) -> bool | None:
         """text-embeddings-inference gives scores from 0 to 1 whatever the folder says."""
         return not self.raw_scores if self.texts is not None else self.use_activation
+
+    @property
+    def logits_option(self) -> tuple[str, str]:
+        return ("raw_scores", "true") if self.texts is not None else super().logits_option
 
 
 class ScoreRequest(ScoringFields):

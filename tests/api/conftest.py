@@ -615,3 +615,20 @@ def serving_format(model: ServedModel) -> Iterator[Serve]:
             return stack.enter_context(client), router
 
         yield serve
+
+
+ServeAs = Callable[..., tuple[httpx.Client, ScriptedRouter]]
+
+
+@pytest.fixture
+def serve_as(model: ServedModel) -> Iterator[ServeAs]:
+    """Serves the embedded tokenizer, as if the folder of its model said other things."""
+    with contextlib.ExitStack() as stack:
+
+        def serve(num_labels: int = 0, **fields: Any) -> tuple[httpx.Client, ScriptedRouter]:
+            served = replace(model, **fields)
+            router = ScriptedRouter(served, num_labels=num_labels)
+            url = stack.enter_context(serving(served, router, app_settings(access_log=False)))
+            return stack.enter_context(httpx.Client(base_url=url, timeout=60)), router
+
+        yield serve

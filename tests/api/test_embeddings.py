@@ -231,6 +231,14 @@ def test_late_interaction_gets_a_vector_for_each_token(http: httpx.Client, route
     assert len(router.submits) == num_submits
 
 
+def test_vectors_of_too_many_components_in_all_are_refused(http: httpx.Client, router: Any) -> None:
+    with patch.object(work, "MAX_COMPONENTS", 2 * HIDDEN_SIZE):
+        assert http.post(PATH, json={"input": ["a", "b"]}).status_code == 200
+        assert refused(http, input=["a"] * 3) == (400, "request_exceeds_work_limit", "input")
+        assert http.post(PATH, json={"input": ["a"] * 3, "dimensions": 2}).status_code == 200
+    assert len(router.submits) == 5
+
+
 def test_the_context_bounds_an_input_to_the_last_token(http: httpx.Client, router: Any) -> None:
     assert http.post(PATH, json={"input": [1] * MAX_MODEL_LEN}).status_code == 200
     response = http.post(PATH, json={"input": [[1], [1] * (MAX_MODEL_LEN + 1)]})

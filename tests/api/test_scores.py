@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import replace
+import threading
 from typing import Any
 from unittest.mock import patch
 
@@ -20,30 +18,16 @@ from inferd.engine.api.wire.params import Pooling
 from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.generate import work
 from inferd.server.generate.inputs import MAX_AT_ONCE
+from inferd.server.generate.texts import Form
 from inferd.server.text.model import ServedModel
 from inferd.server.text.pair_template import templates_of
 from inferd.server.text.template import ChatTemplate
 
-from .conftest import HIDDEN_SIZE, MAX_MODEL_LEN, Script, ScriptedRouter, app_settings, logits_of, serving, vector_of
+from .conftest import HIDDEN_SIZE, MAX_MODEL_LEN, Script, ScriptedRouter, ServeAs, logits_of, vector_of
 from .test_stream import connected
 
 QUERY, DOCUMENTS = "What runs?", ["The river runs.", "Nobody knows why.", "Seven houses, and the river."]
 RERANKS = ("/v1/rerank", "/v2/rerank", "/rerank")
-Serve = Callable[..., tuple[httpx.Client, ScriptedRouter]]
-
-
-@pytest.fixture
-def serve_as(model: ServedModel) -> Iterator[Serve]:
-    """Serves the embedded tokenizer, as if the folder of its model said other things."""
-    with ExitStack() as stack:
-
-        def serve(num_labels: int = 0, **fields: Any) -> tuple[httpx.Client, ScriptedRouter]:
-            served = replace(model, **fields)
-            router = ScriptedRouter(served, num_labels=num_labels)
-            url = stack.enter_context(serving(served, router, app_settings(access_log=False)))
-            return stack.enter_context(httpx.Client(base_url=url, timeout=60)), router
-
-        yield serve
 
 
 def sigmoid(logit: float) -> float:
@@ -137,7 +121,7 @@ def test_pairs_are_scored(http: httpx.Client, router: ScriptedRouter, names: tup
             assert (answer["object"], answer["model"]) == ("list", "tiny")
 
 
-def test_the_folder_says_what_is_made_of_a_logit(serve_as: Serve) -> None:
+def test_the_folder_says_what_is_made_of_a_logit(serve_as: ServeAs) -> None:
     judges = ClassifierFolder(activation="identity", prompt="Find: ", lowercases=True, max_tokens=30)
     http, router = serve_as(1, judges=judges)
 
@@ -156,14 +140,45 @@ def test_the_folder_says_what_is_made_of_a_logit(serve_as: Serve) -> None:
     assert len(router.submits[-1].prompt_ids) == 30
 
 
-def test_an_activation_that_is_not_computed_here_must_be_chosen(serve_as: Serve) -> None:
+def test_an_activation_that_is_not_computed_here_must_be_chosen(serve_as: ServeAs) -> None:
     http, _ = serve_as(1, judges=ClassifierFolder(unsupported="its activation is Tanh, which inferd does not compute"))
     asked = {"text_1": "a", "text_2": "b"}
     assert refused(http, "/score", **asked) == (501, "not_implemented", "use_activation")
     assert http.post("/score", json={**asked, "use_activation": False}).status_code == 200
 
 
-def test_an_embedding_model_scores_by_the_cosine(serve_as: Serve) -> None:
+@pytest.mark.parametrize("has_template", [False, True])
+def test_every_path_reads_a_pair_the_same_way(serve_as: ServeAs, model: ServedModel, has_template: bool) -> None:
+    template = ChatTemplate(TEMPLATE, {})
+    templates = templates_of(template, model.tokenizer) if has_template else None
+    template.close()
+    assert (templates is not None) == has_template
+    judges = ClassifierFolder(prompt="Judge: ", lowercases=True)
+    http, router = serve_as(1, judges=judges, pair_templates=templates)
+    ranked = http.post("/rerank", json={"query": "What", "texts": ["RIVER"]}).json()[0]["score"]
+    scored = http.post("/score", json={"text_1": "What", "text_2": "RIVER"}).json()["data"][0]["score"]
+    predicted = http.post("/predict", json={"inputs": ["What", "RIVER"]}).json()[0]["score"]
+    assert ranked == scored == predicted
+    assert len({submit.prompt_ids for submit in router.submits}) == 1
+    expected = "Judge: |what|river" if has_template else "judge: whatriver"
+    assert model.tokenizer.decode(router.submits[0].prompt_ids, False) == expected
+
+
+def test_a_query_is_written_once_on_a_thread(serve_as: ServeAs) -> None:
+    http, _ = serve_as(1, judges=ClassifierFolder(prompt="Find: ", lowercases=True))
+    threads: list[str] = []
+    first = Form.first
+
+    def noting(form: Form, text: str) -> str:
+        threads.append(threading.current_thread().name)
+        return first(form, text)
+
+    with patch.object(Form, "first", noting):
+        assert http.post("/rerank", json={"query": "What", "documents": ["d"] * 50}).status_code == 200
+    assert len(threads) == 1 and threads[0].startswith("inferd-")
+
+
+def test_an_embedding_model_scores_by_the_cosine(serve_as: ServeAs) -> None:
     embeds = SentenceFolder(pooling="mean", prompts={"query": "Q: ", "passage": "P: "}, num_components=4)
     http, router = serve_as(embeds=embeds)
     answer = http.post("/v1/rerank", json={"query": QUERY, "documents": DOCUMENTS}).json()
@@ -188,7 +203,7 @@ TEMPLATE = (
 
 
 @pytest.mark.parametrize("prompt", ["", "Judge"])
-def test_a_generating_model_scores_by_two_tokens(serve_as: Serve, model: ServedModel, prompt: str) -> None:
+def test_a_generating_model_scores_by_two_tokens(serve_as: ServeAs, model: ServedModel, prompt: str) -> None:
     template = ChatTemplate(TEMPLATE, {})
     templates = templates_of(template, model.tokenizer)
     template.close()
@@ -212,57 +227,6 @@ def test_a_generating_model_scores_by_two_tokens(serve_as: Serve, model: ServedM
     assert refused(http, "/v1/rerank", **long)[1] == "context_length_exceeded"
     assert http.post("/v1/rerank", json={**long, "truncate": True}).status_code == 200
     assert len(router.submits[-1].prompt_ids) == MAX_MODEL_LEN - 1, "one token is drawn"
-
-
-def test_texts_are_classified(http: httpx.Client, router: ScriptedRouter) -> None:
-    router.num_labels = 3
-    ids = [list(router.model.tokenizer.encode(text, True)) for text in ("one", "two")]
-    for path, given in (("/v1/classify", ["one", "two"]), ("/classify", ids)):
-        answer = http.post(path, json={"input": given, "model": "tiny"}).json()
-        for item, text in zip(answer["data"], ("one", "two"), strict=True):
-            weights = [math.exp(logit) for logit in logits(router, text, num_labels=3)]
-            assert item["probs"] == pytest.approx([weight / sum(weights) for weight in weights], rel=1e-12)
-            assert (item["label"], item["num_classes"]) == (f"LABEL_{weights.index(max(weights))}", 3)
-        assert [item["index"] for item in answer["data"]] == [0, 1]
-        assert answer["usage"]["prompt_tokens"] == sum(len(submit.prompt_ids) for submit in router.submits[-2:])
-    raw = http.post("/classify", json={"input": "one", "use_activation": False}).json()
-    assert raw["data"][0]["probs"] == logits(router, "one", num_labels=3)
-    assert http.post("/classify", json={"input": "one", "softmax": False}).json()["data"] == raw["data"]
-
-
-def test_labels_of_a_folder_that_may_all_be_true(serve_as: Serve) -> None:
-    judges = ClassifierFolder({0: "angry", 1: "glad"}, problem="multi_label_classification")
-    http, router = serve_as(2, judges=judges)
-    found = [sigmoid(logit) for logit in logits(router, "one", num_labels=2)]
-    likeliest = found.index(max(found))
-    item = http.post("/classify", json={"input": "one"}).json()["data"][0]
-    assert (item["probs"], item["label"]) == (found, ["angry", "glad"][likeliest])
-    predicted = http.post("/predict", json={"inputs": "one"}).json()
-    assert predicted == [
-        {"score": found[i], "label": ["angry", "glad"][i]} for i in sorted(range(2), key=lambda i: -found[i])
-    ]
-
-
-def test_the_prediction_of_text_embeddings_inference(http: httpx.Client, router: ScriptedRouter) -> None:
-    router.num_labels = 2
-    first = len(router.model.tokenizer.encode("a", False))
-    single = logits(router, "a", num_labels=2)
-    pair = logits(router, "a", "b", num_first=first, num_labels=2)
-
-    def named(values: list[float]) -> list[dict[str, object]]:
-        ranked = sorted(range(2), key=lambda i: -values[i])
-        return [{"score": values[i], "label": f"LABEL_{i}"} for i in ranked]
-
-    forms: list[tuple[Any, Any]] = [
-        ("a", named(single)),
-        (["a", "b"], named(pair)),
-        ([["a"], ["a", "b"]], [named(single), named(pair)]),
-        ([["a"]], [named(single)]),
-    ]
-    for inputs, expected in forms:
-        assert http.post("/predict", json={"inputs": inputs, "raw_scores": True}).json() == expected
-    scores = [item["score"] for item in http.post("/predict", json={"inputs": "a"}).json()]
-    assert sum(scores) == pytest.approx(1)
 
 
 def test_a_pair_is_cut_if_that_is_asked_for(http: httpx.Client, router: ScriptedRouter) -> None:
@@ -334,7 +298,7 @@ def test_other_wrong_requests_are_refused(http: httpx.Client, router: ScriptedRo
 
 
 def test_a_model_that_cannot_is_refused_with_the_way_out(
-    http: httpx.Client, router: ScriptedRouter, serve_as: Serve
+    http: httpx.Client, router: ScriptedRouter, serve_as: ServeAs
 ) -> None:
     router.num_labels = 0
     asked: dict[str, Any] = {"query": "q", "documents": ["d"]}
@@ -406,7 +370,7 @@ def test_an_answer_with_all_documents_is_whole(http: httpx.Client) -> None:
     assert all(result["document"]["text"] == documents[result["index"]] for result in answer["results"])
 
 
-def test_the_hidden_size_bounds_the_components(serve_as: Serve) -> None:
+def test_the_hidden_size_bounds_the_components(serve_as: ServeAs) -> None:
     http, router = serve_as(embeds=SentenceFolder(num_components=9))
     http.post("/score", json={"text_1": "a", "text_2": "b"})
     assert {submit.params.pooling for submit in router.submits} == {Pooling("last", HIDDEN_SIZE)}

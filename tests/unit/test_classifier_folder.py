@@ -63,7 +63,7 @@ def test_the_activation(
 
 def test_the_activation_of_several_labels() -> None:
     plain, multi = ClassifierFolder(), ClassifierFolder(problem="multi_label_classification")
-    numbers = ClassifierFolder(problem="regression", activation="identity")
+    numbers = ClassifierFolder(problem="regression")
     assert [each.activation_for(3) for each in (plain, multi, numbers)] == ["softmax", "sigmoid", "identity"]
     assert [each.activation_for(3, wanted=True) for each in (plain, multi, numbers)] == [
         "softmax",
@@ -71,6 +71,22 @@ def test_the_activation_of_several_labels() -> None:
         "softmax",
     ]
     assert [each.activation_for(3, wanted=False) for each in (plain, multi)] == ["identity"] * 2
+
+
+def test_the_folders_activation_counts_for_several_labels_too() -> None:
+    """Cross-encoders for inference, such as nli-deberta-v3-base, name Identity."""
+    raw, own = ClassifierFolder(activation="identity"), ClassifierFolder(activation="sigmoid")
+    assert [each.activation_for(3) for each in (raw, own)] == ["identity", "sigmoid"]
+    assert [each.activation_for(3, wanted=True) for each in (raw, own)] == ["softmax", "sigmoid"]
+    assert [each.activation_for(3, wanted=False) for each in (raw, own)] == ["identity"] * 2
+
+
+def test_softmax_of_one_label_is_no_score() -> None:
+    softmax = ClassifierFolder(activation="softmax")
+    assert all("Softmax" in softmax.unsupported_for(1, wanted=wanted) for wanted in (None, True))
+    assert softmax.unsupported_for(1, wanted=False) == softmax.unsupported_for(2) == ""
+    other = ClassifierFolder(unsupported="its activation is Tanh")
+    assert [other.unsupported_for(3, wanted=wanted) for wanted in (None, True, False)] == [other.unsupported, "", ""]
 
 
 def test_an_activation_that_is_not_computed_here(tmp_path: Path) -> None:
@@ -125,6 +141,11 @@ def test_a_score_of_one_token_is_not_computed_here(tmp_path: Path) -> None:
         ({"id2label": {str(i): "a" for i in range(2**16 + 1)}}, {}, "at most 65536"),
         ({}, {"config_sentence_transformers": {"default_prompt_name": "x"}}, "must name a prompt"),
         ({}, {"config_sentence_transformers": {"default_prompt_name": "x", "prompts": {"x": 1}}}, "must name a prompt"),
+        (
+            {},
+            {"config_sentence_transformers": {"default_prompt_name": [1], "prompts": {"x": "y"}}},
+            "must name a prompt",
+        ),
         ({}, {"sentence_bert_config": {"max_seq_length": 0}}, "max_seq_length"),
     ],
 )

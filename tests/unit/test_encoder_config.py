@@ -14,7 +14,10 @@ from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.resolve_encoder import ENCODER_STEP_TOKENS, resolve_encoder
+from inferd.engine.arch.description import ArchError
+from inferd.engine.arch.encoder_base import num_labels
 from inferd.engine.arch.encoder_registry import is_encoder
+from inferd.engine.arch.fields import Fields
 
 GIB = 2**30
 MINILM: dict[str, Any] = {
@@ -115,6 +118,12 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would() -> None:
     small = Machine(num_cpus=2, memory_total_bytes=GIB, memory_available_bytes=GIB // 4)
     with pytest.raises(CapacityError, match="--quantization int8"):
         resolve_encoder(AskedConfig(model_path="model"), facts(), small)
+
+
+@pytest.mark.parametrize("labels", [{"id2label": {str(i): "a" for i in range(2**16 + 1)}}, {"num_labels": 2**16 + 1}])
+def test_the_number_of_labels_is_bounded(labels: dict[str, Any]) -> None:
+    with pytest.raises(ArchError, match="at most 65536"):
+        num_labels(Fields(MINILM | labels, "config.json"))
 
 
 def test_the_work_of_a_step_is_that_of_matrices_and_of_all_pairs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -37,6 +38,14 @@ def test_activations_are_those_of_torch(activation: Activation, scale: float) ->
     torch.testing.assert_close(ours, function(logits.double()), rtol=1e-12, atol=1e-300)
     if scale == 1:
         assert not torch.allclose(ours, function(logits.double() * 1.00001), rtol=1e-12, atol=1e-300)
+
+
+def test_the_time_of_a_softmax_is_linear() -> None:
+    """It takes 10 ms; a sum for each label would take 10 s."""
+    logits = torch.randn(2**15, generator=DRAW).tolist()
+    start = time.thread_time()
+    activated(logits, "softmax")
+    assert time.thread_time() - start < 1
 
 
 @pytest.mark.parametrize("num_firsts", [1, 5])

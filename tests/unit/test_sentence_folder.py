@@ -205,6 +205,7 @@ def test_texts_that_a_chat_template_writes_have_a_reason(tmp_path: Path) -> None
         ("config_sentence_transformers.json", '{"prompts": {"a": 1}}'),
         ("config_sentence_transformers.json", json.dumps({"prompts": {"a": "x" * 5000}})),
         ("config_sentence_transformers.json", '{"prompts": {"a": "x"}, "default_prompt_name": "b"}'),
+        ("config_sentence_transformers.json", '{"prompts": {"a": "x"}, "default_prompt_name": [1]}'),
         ("config_sentence_transformers.json", '{"truncate_dim": 0}'),
         ("sentence_bert_config.json", '{"max_seq_length": "512"}'),
         ("1_Pooling/config.json", "[]"),
