@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.commands.embed.client import EmbedError
-from inferd.server.commands.embed.output import open_output
+from inferd.server.commands.embed.client import Embedder, EmbedError, connect, first_model
+from inferd.server.commands.embed.lines import Line
+from inferd.server.commands.embed.output import TYPE_CODES, open_output
 from inferd.server.commands.embed.run import EmbedOptions, run
 
 TEXTS = [f"line {i}" for i in range(1_000)]
@@ -142,6 +143,27 @@ def test_an_interrupted_run_ends_at_once(stub: Stub, options: EmbedOptions, answ
         process.wait()
         never.set()
     assert process.returncode == 130 and "the same command goes on" in said
+
+
+def test_the_end_of_a_run_ends_its_requests(stub: Stub) -> None:
+    never = threading.Event()
+    stub.status = lambda texts: 503 * never.wait(WAIT_S)
+    http = connect(stub.url, None)
+    embedder = Embedder(http, {"model": first_model(http)}, TYPE_CODES["float"], WAIT_S)
+    ended = threading.Event()
+
+    def ask() -> None:
+        with pytest.raises(EmbedError, match="stopped"):
+            embedder.rows([Line(0, b"a", "a")])
+        ended.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        assert stub.was_asked.wait(WAIT_S)
+        embedder.stop()
+        assert ended.wait(END_S)
+    finally:
+        never.set()
 
 
 def test_a_second_run_on_an_output_is_refused(options: EmbedOptions) -> None:

@@ -4,7 +4,9 @@ the lines that it refuses."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import random
+import socket
 import threading
 import time
 from array import array
@@ -58,6 +60,20 @@ class Embedder:
     stopped: threading.Event = field(default_factory=threading.Event)
     """Set at the end of the run: threads then wait for the server no longer."""
     _faults: _Faults = field(default_factory=_Faults)
+    _sockets: list[socket.socket] = field(default_factory=list)
+    """Those of the connections to the server."""
+    _noting: threading.Lock = field(default_factory=threading.Lock)
+
+    def stop(self) -> None:
+        """End the requests in flight, so that the server computes them no longer."""
+        self.stopped.set()
+        with self._noting:
+            connections = list(self._sockets)
+        for connection in connections:
+            # A close alone reaches the server only after the thread that reads has got its answer.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self.http.close()
 
     def rows(self, lines: Sequence[Line]) -> list[Row]:
         """One row for each line, in order. Raises `EmbedError` if the server cannot be asked."""
@@ -101,13 +117,22 @@ class Embedder:
     def _vector(self, item: Mapping[str, Any]) -> array[Any]:
         return array(self.type_code, base64.b64decode(item["embedding"]))
 
+    def _note(self, event: str, about: Mapping[str, Any]) -> None:
+        """Keep the socket of a new connection. httpx calls it at each step of a request."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            with self._noting:
+                self._sockets[:] = [known for known in self._sockets if known.fileno() >= 0]
+                self._sockets.append(about["return_value"].get_extra_info("socket"))
+
     def _answer(self, texts: Sequence[str]) -> httpx.Response:
         """The first answer that is not "later". Raises `EmbedError` if there is none in time, or if the run ends."""
         until, wait_s = time.monotonic() + self.patience_s, 0.5
         while not self.stopped.is_set():
             try:
                 response = self.http.post(
-                    "/v1/embeddings", json={**self.fields, "input": texts, "encoding_format": "base64"}
+                    "/v1/embeddings",
+                    json={**self.fields, "input": texts, "encoding_format": "base64"},
+                    extensions={"trace": self._note},
                 )
                 if response.status_code not in _BUSY:
                     return response
@@ -134,7 +159,8 @@ def connect(base_url: str, api_key: str | None) -> httpx.Client:
 def first_model(http: httpx.Client) -> str:
     """The first model that the server lists. Raises `EmbedError` if no server answers."""
     try:
-        response = http.get("/v1/models")
+        # `Embedder` must know the connections that it uses, so this one is closed.
+        response = http.get("/v1/models", headers={"Connection": "close"})
         if response.status_code != 200:
             raise EmbedError(f"the server refused: {_error_of(response)[0]}")
         return str(response.json()["data"][0]["id"])

@@ -174,8 +174,7 @@ def _embed(options: EmbedOptions, embedder: Embedder, lines: Iterator[Line], out
             write(0)
         output.finish()
     finally:
-        embedder.stopped.set()
-        embedder.http.close()
+        embedder.stop()
         workers.close()
 
 
