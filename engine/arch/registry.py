@@ -198,7 +198,7 @@ def describe(config: Mapping[str, Any]) -> Arch:
     architecture = _generating(names[0])
     if architecture not in _FAMILIES:
         known = ", ".join((*known_architectures(), *known_wrappers()))
-        raise ArchError(f"unknown architecture {shown(names[0])}; known are encoders, such as BertModel, and: {known}")
+        raise ArchError(f"unknown architecture {shown(names[0])}; known are: {known}")
     fields, family = Fields(config, architecture), _FAMILIES[architecture]
     arch = family.describe(architecture, fields)
     if family.split_names is not None:
