@@ -186,14 +186,14 @@ def plant(faults: Sequence[Fault]) -> None:
     # Here, because a free model takes its place in this module's imports.
     from inferd.engine.process import main as engine  # noqa: PLC0415
 
-    run, load_worker, link_to_server = engine.main, engine.load_worker, engine.EngineLink
+    run, load_any, link_to_server = engine.main, engine.load_any, engine.EngineLink
 
     def main(line: bytes, promoted: threading.Event, **rest: Any) -> int:
         epoch = msgspec.json.decode(line, type=EngineLaunch).epoch
         own = [fault for fault in faults if fault.epoch in (None, epoch)]
 
         def load(*arguments: Any) -> tuple[Any, Any]:
-            worker, ready = load_worker(*arguments)
+            worker, ready = load_any(*arguments)
             return FaultyWorker(worker, own), ready
 
         def link(*arguments: Any) -> Any:
@@ -201,7 +201,7 @@ def plant(faults: Sequence[Fault]) -> None:
             made._out = FaultySocket(made._out, own)
             return made
 
-        vars(engine).update(load_worker=load, EngineLink=link)
+        vars(engine).update(load_any=load, EngineLink=link)
         return run(line, promoted, **rest)
 
     vars(engine).update(main=main)

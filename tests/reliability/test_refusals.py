@@ -33,7 +33,6 @@ TOO_LONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/messages", {"messages": [{"role": "user", "content": WORD * 3_000}], "max_tokens": 4}),
     ("/v1/responses", {"input": WORD * 3_000}),
     ("/v1/embeddings", {"input": WORD * 3_000}),
-    ("/v1/rerank", {"query": "x", "documents": [WORD * 3_000]}),
 )
 
 
