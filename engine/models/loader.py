@@ -59,7 +59,7 @@ def recipe_of(
     checkpoint declares, if it does.
     """
     if arch.stored is None:
-        return recipes(choices, narrow)[quantization]
+        return recipes(choices, narrow, of_encoder=isinstance(arch, EncoderArch))[quantization]
     plain = Dense(choices, narrow)
     schemes = {
         matrix: scheme_of(parts, dtype, plain, choices.is_invariant, as_declared=as_declared)

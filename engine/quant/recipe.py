@@ -56,15 +56,17 @@ def cut_groups(arch: Arch, recipe: Recipe, rank: Rank) -> str | None:
     return None
 
 
-def recipes(choices: Choices = ANY, narrow: torch.dtype | None = None) -> Mapping[str, Recipe]:
+def recipes(
+    choices: Choices = ANY, narrow: torch.dtype | None = None, *, of_encoder: bool = False
+) -> Mapping[str, Recipe]:
     """All recipes, by name. The head keeps at least 8 bits as an integer: it is one matrix in hundreds, and its error
     reaches every token undamped. In e4m3 it would cost as much as all other matrices together.
 
     `choices` restricts the kernels of a GPU's products. `narrow`: dtype with 16 bits that the embedding and dense
-    layers of a float32 model keep.
+    layers of a float32 model keep. `of_encoder`: 8 bits share a scale in groups of 128.
     """
     is_invariant = choices.is_invariant
-    dense, fp8, int8 = Dense(choices, narrow), Fp8(is_invariant), Int8(is_invariant)
+    dense, fp8, int8 = Dense(choices, narrow), Fp8(is_invariant), Int8(is_invariant, has_long_groups=of_encoder)
     layers_and_head: dict[str, tuple[Scheme, Scheme]] = {
         "none": (dense, dense),
         "fp8": (fp8, dense),

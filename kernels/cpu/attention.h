@@ -40,7 +40,8 @@ struct Element<float> {
     static Sums multiply(Sums acc, Lanes a, Lanes b) { return mul_add(a, b, acc); }
     struct Weights {
         float scale, highest;
-        vf of(vf scores) const { return exp(scores * scale - highest * scale); }
+        // The difference comes first, so that the highest score weighs exactly 1, however large it is.
+        vf of(vf scores) const { return exp2_below((scores - highest) * (scale * 1.44269504f)); }
     };
     static vf add(vf totals, vf first, vf second) { return totals + first + second; }
     static void store(float* p, vf first, vf second) { simd::store(p, first), simd::store(p + LANES, second); }
@@ -57,7 +58,6 @@ struct Element<bf16> {
     static Sums multiply(vf acc, vi a, vi b) { return dot2(acc, a, b); }
     struct Weights {
         float scale, highest;
-        // The difference comes first, so that the highest score weighs exactly 1, however large it is.
         vf of(vf scores) const { return short_exp2((scores - highest) * (scale * 1.44269504f)); }
     };
     static vf add(vf totals, vf first, vf second) { return dot2(totals, narrow(first, second), splat_i(TWO_ONES)); }

@@ -131,18 +131,19 @@ struct Span {
     int32_t sum;
 };
 
+constexpr float LEAST_SPAN = 1e-30f;  // 127 / max |x| of smaller numbers is near the end of fp32: they count as zeros
+
 // x[0..n) to signed bytes, symmetric: q = round(x * (127 / max |x|)), scale = max |x| / 127. Also gives the sum of all
 // q. Piece i of `piece` bytes, a multiple of 16, goes to q + i * stride, with zeros behind the end of the last. If x
 // holds NaN or infinity, so does the scale and all bytes are zero: every product with them is NaN.
 template <class T>
 static inline Span quantize_span(const T* x, int64_t n, int8_t* q, int64_t piece, int64_t stride) {
-    constexpr float SMALLEST = 1e-30f;  // 127 / max |x| of smaller numbers is near the end of fp32: they count as zeros
     ints largest = {};  // as integers, NaN's bits exceed those of every number
     for (int64_t k = 0; k < n; k += WIDTH) largest = largest_of(largest, (ints)load_until(x, k, n) & 0x7fffffff);
     const int32_t largest_bits = largest_of_ints(largest);
     float bound;
     std::memcpy(&bound, &largest_bits, sizeof bound);
-    const bool is_usable = bound >= SMALLEST && bound <= 3.402823466e38f;
+    const bool is_usable = bound >= LEAST_SPAN && bound <= 3.402823466e38f;
     const float inverse = is_usable ? 127.0f / bound : 0.0f;
     ints total = {};
     for (int64_t start = 0; start < n; start += piece, q += stride)
@@ -151,7 +152,32 @@ static inline Span quantize_span(const T* x, int64_t n, int8_t* q, int64_t piece
             total += rounded;
             store_bytes(q + k, rounded);
         }
-    return {bound < SMALLEST ? 0.0f : bound / 127.0f, sum_of_ints(total)};
+    return {bound < LEAST_SPAN ? 0.0f : bound / 127.0f, sum_of_ints(total)};
+}
+
+// The same of N numbers, which stay in registers if the processor has so many: 128 of fp32 take a third of the time.
+template <int N, int PIECE, class T>
+static inline Span quantize_whole_span(const T* x, int8_t* q, int64_t stride) {
+    constexpr int VECTORS = N / WIDTH, IN_PIECE = PIECE / WIDTH;
+    floats own[VECTORS];
+    ints largest = {}, total = {};
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; v++) {
+        own[v] = load_floats(x + v * WIDTH);
+        largest = largest_of(largest, (ints)own[v] & 0x7fffffff);
+    }
+    const int32_t largest_bits = largest_of_ints(largest);
+    float bound;
+    std::memcpy(&bound, &largest_bits, sizeof bound);
+    if (!(bound >= LEAST_SPAN && bound <= 3.402823466e38f)) return quantize_span(x, N, q, PIECE, stride);
+    const float inverse = 127.0f / bound;
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; v++) {
+        const ints rounded = round_ints(own[v] * inverse);
+        total += rounded;
+        store_bytes(q + v / IN_PIECE * stride + v % IN_PIECE * WIDTH, rounded);
+    }
+    return {bound / 127.0f, sum_of_ints(total)};
 }
 
 // Numbers of 16 bits as two signed bytes: WIDE * high + low.
@@ -166,13 +192,13 @@ struct WideSpan {
 template <class T>
 static inline WideSpan quantize_wide_span(const T* x, int64_t n, int8_t* high, int8_t* low, int64_t piece,
                                           int64_t stride) {
-    constexpr float SMALLEST = 1e-30f, LARGEST = WIDE * 127.0f;
+    constexpr float LARGEST = WIDE * 127.0f;
     ints largest = {};
     for (int64_t k = 0; k < n; k += WIDTH) largest = largest_of(largest, (ints)load_until(x, k, n) & 0x7fffffff);
     const int32_t largest_bits = largest_of_ints(largest);
     float bound;
     std::memcpy(&bound, &largest_bits, sizeof bound);
-    const bool is_usable = bound >= SMALLEST && bound <= 3.402823466e38f;
+    const bool is_usable = bound >= LEAST_SPAN && bound <= 3.402823466e38f;
     const float inverse = is_usable ? LARGEST / bound : 0.0f;
     ints high_total = {}, low_total = {};
     for (int64_t start = 0; start < n; start += piece, high += stride, low += stride)
@@ -184,7 +210,7 @@ static inline WideSpan quantize_wide_span(const T* x, int64_t n, int8_t* high, i
             store_bytes(high + k, above);
             store_bytes(low + k, below);
         }
-    const float scale = bound < SMALLEST ? 0.0f : bound / LARGEST;
+    const float scale = bound < LEAST_SPAN ? 0.0f : bound / LARGEST;
     return {{scale * WIDE, sum_of_ints(high_total)}, {scale, sum_of_ints(low_total)}};
 }
 

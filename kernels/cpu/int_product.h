@@ -327,6 +327,13 @@ constexpr std::array<PairProduct, PAIR_ROWS> pair_instances(std::integer_sequenc
 template <Form F, int U>
 constexpr std::array<PairProduct, PAIR_ROWS> PAIR_PRODUCTS =
     pair_instances<F, U>(std::make_integer_sequence<int, PAIR_ROWS>());
+template <int U, int... R>
+constexpr std::array<PairProduct, LONG_PAIR_ROWS> long_pair_instances(std::integer_sequence<int, R...>) {
+    return {long_pair_product<U, R + 1>...};
+}
+template <int U>
+constexpr std::array<PairProduct, LONG_PAIR_ROWS> LONG_PAIR_PRODUCTS =
+    long_pair_instances<U>(std::make_integer_sequence<int, LONG_PAIR_ROWS>());
 #endif
 
 // -- all of a product ----------------------------------------------------------------------------------------------
@@ -340,6 +347,13 @@ void quantize_wide_row(const Product& p, const T* x, const Rows& rows, int row, 
     rows.scales[low_row] = span.low.scale * p.worth, rows.corrections[low_row] = -p.added * span.low.sum;
 }
 
+template <class T>
+inline Span quantize_group(const Product& p, const T* x, int64_t size, int8_t* q, int64_t stride) {
+    if (size == 32 && p.unit == 32) return quantize_whole_span<32, 32>(x, q, stride);
+    if (size == 128) return quantize_whole_span<128, 32>(x, q, stride);
+    return quantize_span(x, size, q, p.unit, stride);
+}
+
 template <Form F, class T>
 void quantize_row(const Product& p, const T* x, const Rows& rows, int row, int num_rows) {
     float* part = rows.parts + row;
@@ -347,8 +361,7 @@ void quantize_row(const Product& p, const T* x, const Rows& rows, int row, int n
     for (int64_t x_group = 0, left = p.x_groups_in_group; x_group < p.num_x_groups; x_group++, left--) {
         const int64_t start = x_group * p.x_group_size, rest = p.in_size - start;
         int8_t* q = rows.q + start * num_rows + row * p.unit;
-        const Span span =
-            quantize_span(x + start, rest < p.x_group_size ? rest : p.x_group_size, q, p.unit, num_rows * p.unit);
+        const Span span = quantize_group(p, x + start, rest < p.x_group_size ? rest : p.x_group_size, q, num_rows * p.unit);
         const int64_t index = x_group * num_rows + row;
         rows.scales[index] = span.scale * p.worth;
         rows.corrections[index] = p.zeros ? -span.sum & 0xffff : -p.added * span.sum;
@@ -389,8 +402,10 @@ void run(const Product& p, const T* x, T* out, int num_threads) {
     if (by_tiles<F>(p)) return run_by_tiles<F, U, NUM_COLUMNS>(p, out, num_threads, quantize);
 #endif
     const int parts = p.is_wide ? 2 : 1;  // rows of bytes for each row
-    const bool has_pairs = NUM_COLUMNS == COLUMNS && p.num_rows >= least_rows_of_pairs(F);
-    const RowBlocks blocks(p.num_rows, has_pairs ? PAIR_ROWS : MAX_ROWS / parts);
+    const bool are_long = F == BYTES && U == 32 && NUM_COLUMNS == COLUMNS && has_long_pairs(p);
+    const bool has_pairs = are_long ? p.num_rows > MAX_ROWS
+                                    : NUM_COLUMNS == COLUMNS && p.x_group_size == U && p.num_rows >= least_rows_of_pairs(F);
+    const RowBlocks blocks(p.num_rows, !has_pairs ? MAX_ROWS / parts : are_long ? LONG_PAIR_ROWS : PAIR_ROWS);
     const int64_t num_tiles = (p.out_size + NUM_COLUMNS - 1) / NUM_COLUMNS;
     const Scratch bytes(p.num_rows * parts * Rows::row_bytes(p));
     parallel_for(p.num_rows, p.num_rows < ROWS_TO_SHARE ? 1 : num_threads, [&](int64_t row) {
@@ -398,7 +413,7 @@ void run(const Product& p, const T* x, T* out, int num_threads) {
         const int size = blocks.size(block) * parts;
         quantize(row, Rows(p, bytes.bytes, first * parts, size), int(row - first), size);
     });
-    if (blocks.count == 1) {
+    if (blocks.count == 1 && blocks.size(0) <= MAX_ROWS) {
         const Rows rows(p, bytes.bytes, 0, int(p.num_rows) * parts);
         return parallel_for(num_tiles, num_threads, [&](int64_t number) {
             const Tile tile = Tile::of<F, NUM_COLUMNS>(p, number);
@@ -418,6 +433,11 @@ void run(const Product& p, const T* x, T* out, int num_threads) {
             const Rows rows(p, bytes.bytes, first * parts, size);
             int64_t tile = start;
 #if defined(INT_DOT_VNNI)
+            if constexpr (F == BYTES && U == 32 && NUM_COLUMNS == COLUMNS)
+                for (; are_long && has_pairs && tile < end; tile += 2) {  // behind the last column nothing is written
+                    const Tile pair[2] = {own[tile - start], own[tile + 1 < end ? tile - start + 1 : tile - start]};
+                    LONG_PAIR_PRODUCTS<U>[size - 1](p, pair, rows, first, out, sizeof(T) == 2);
+                }
             if (has_pairs)
                 for (; tile + 1 < end; tile += 2) {
                     const Tile pair[2] = {own[tile - start], own[tile - start + 1]};

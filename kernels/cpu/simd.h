@@ -254,6 +254,25 @@ static inline vf exp(vf x) {
 #endif
 }
 
+// 2^x for x <= 0, with a relative error below 1e-7. Below -150 it is 0; NaN stays NaN.
+static inline vf exp2_below(vf x) {
+#if defined(__AVX512F__)
+    const float whole = 12582912.0f;
+    const vf bounded = (vf)_mm512_max_ps((__m512)splat(-160.0f), (__m512)x);  // of NaN and a number the second
+    const vf n = bounded + whole - whole, r = bounded - n;
+    vf p = splat(1.535336206e-4f);
+    p = mul_add(p, r, splat(1.339887456e-3f));
+    p = mul_add(p, r, splat(9.618437358e-3f));
+    p = mul_add(p, r, splat(5.550332471e-2f));
+    p = mul_add(p, r, splat(2.402264791e-1f));
+    p = mul_add(p, r, splat(6.931472029e-1f));
+    p = mul_add(p, r, splat(1.0f));
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    return exp(x * 0.693147181f);
+#endif
+}
+
 // 2^x with a relative error below 3e-6, for weights that are rounded to 8 bits. Below -150 it is 0; NaN stays NaN.
 static inline vf short_exp2(vf x) {
 #if defined(__AVX512F__)

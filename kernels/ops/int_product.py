@@ -54,7 +54,7 @@ def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
     (out_size, in_size), x_group_size = matrix.q.shape, matrix.chosen_x_group_size
     is_short = matrix.q.dtype == torch.uint8
     is_row = x_group_size in (ROW_OF_BYTES, WIDE_ROW)
-    unit, columns = (_MAX_UNIT, _ROW_COLUMNS) if is_row else (x_group_size, _COLUMNS)
+    unit, columns = _MAX_UNIT if is_row else min(x_group_size, _MAX_UNIT), _ROW_COLUMNS if is_row else _COLUMNS
     num_columns, padded_in_size = _padded(out_size, columns), _padded(in_size, unit)
     planes = matrix.bits, matrix.lowest
 

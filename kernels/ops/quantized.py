@@ -37,8 +37,10 @@ GROUP_SIZES = (16, 32, 64, 128)
 """Inputs that may share a scale, unless a row has only one (a channel)."""
 BLOCK_SIZE = 256
 """Inputs whose scales share a factor, if scales are bytes."""
-X_GROUP_SIZES = (16, 32)
+X_GROUP_SIZES = (16, 32, 64, 128)
 """Inputs whose activations of 8 bits may share a scale. An outlier spoils no more than its group."""
+_USUAL_X_GROUP_SIZE = 32
+"""The default is at most so many."""
 ROW_OF_BYTES, WIDE_ROW = -1, 0
 """In place of a number of inputs: all activations of a row share a scale, in 8 bits or in 16."""
 
@@ -105,8 +107,9 @@ class Matrix:
     table: Table = "centred"
     """Values of 4-bit numbers in a symmetric matrix."""
     x_group_size: int | None = None
-    """Inputs whose activations share a scale: 16, 32, `ROW_OF_BYTES` or `WIDE_ROW`. None: `WIDE_ROW` if `has_wide_rows`
-    and q has symmetric 8 bits with one scale a row; else as many as the weights' group has, at most 32."""
+    """Inputs whose activations share a scale: one of `X_GROUP_SIZES`, `ROW_OF_BYTES` or `WIDE_ROW`. 64 and 128 divide
+    K, and q has 8 bits. None: `WIDE_ROW` if `has_wide_rows` and q has symmetric 8 bits with one scale a row; else as
+    many as the weights' group has, at most 32."""
     block_scales: Tensor | None = None
     """[N, K / 256] fp16: the factors of scales in int8."""
     block_minimums: Tensor | None = None
@@ -147,6 +150,8 @@ class Matrix:
         elif self.x_group_size is not None:
             assert self.x_group_size in X_GROUP_SIZES, "x_group_size"
             assert num_groups == 1 or self.group_size % self.x_group_size == 0, "x_group_size"
+            if self.x_group_size > _USUAL_X_GROUP_SIZE:
+                assert in_size % self.x_group_size == 0 and self.q.dtype == torch.int8, "x_group_size"
 
     @property
     def group_size(self) -> int:
@@ -193,9 +198,9 @@ class Matrix:
         if self.x_group_size is not None:
             return self.x_group_size
         if self.scales.shape[1] > 1:
-            return min(self.group_size, max(X_GROUP_SIZES))
+            return min(self.group_size, _USUAL_X_GROUP_SIZE)
         is_wide = self.is_symmetric and self.q.dtype == torch.int8 and has_wide_rows(self.q.device.type)
-        return WIDE_ROW if is_wide else max(X_GROUP_SIZES)
+        return WIDE_ROW if is_wide else _USUAL_X_GROUP_SIZE
 
     def key(self, dtype: torch.dtype, *, is_invariant: bool = False) -> Key:
         offsets: Offsets = "none" if self.is_symmetric else "minimums" if self.zeros is None else "zeros"

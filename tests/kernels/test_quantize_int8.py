@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inferd.kernels.cpu import native
 from inferd.kernels.ops import quantized
-from inferd.kernels.ops.linear_int8 import group_size, quantize, quantize_int8
+from inferd.kernels.ops.linear_int8 import LONG_GROUP_SIZE, group_size, quantize, quantize_int8
 from inferd.kernels.ops.quantized import Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -68,6 +68,12 @@ def test_rows_have_one_scale_where_activations_have_16_bits(
         q, scales = quantize_int8(weight)
         assert scales.shape == (5, in_size // size)
         assert Matrix(q, scales, None).chosen_x_group_size == (0 if is_wide else 32)
+
+
+@pytest.mark.parametrize(("in_size", "size"), [(384, 128), (320, 64), (312, 312)])
+def test_long_groups_if_inputs_are_a_multiple_of_them(monkeypatch: pytest.MonkeyPatch, in_size: int, size: int) -> None:
+    monkeypatch.setattr(quantized, "has_wide_rows", lambda device_type: False)
+    assert group_size(in_size, "cpu", LONG_GROUP_SIZE) == size
 
 
 def test_only_processors_with_amx_have_wide_rows(implementation: str) -> None:

@@ -122,12 +122,30 @@ def test_every_number_of_rows_equals_the_reference(bits: int, layout: str) -> No
     assert all(same_bits(layer(x[:num_rows]), exact[:num_rows]) for num_rows in (*range(27), *range(65, 72)))
 
 
+@pytest.mark.parametrize("layout", ["symmetric", "order", "zeros", "minimums"])
+@pytest.mark.parametrize(("group_size", "x_group_size"), [(64, 64), (128, 128), (128, 64), (0, 128)])
+def test_long_groups_of_activations_equal_the_reference(layout: str, group_size: int, x_group_size: int) -> None:
+    """Rows in blocks of every size, and columns in pairs of tiles, in a tile alone and in a part of one."""
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = replace(matrix(8, layout, group_size, torch.float32, 384), x_group_size=x_group_size)
+        for out_size in (OUT_SIZE, 32, 53):
+            rows = slice(0, out_size)
+            kept = {name: getattr(weight, name) for name in ("q", "scales", "bias", "zeros", "minimums")}
+            of = replace(weight, **{name: None if one is None else one[rows] for name, one in kept.items()})
+            x = torch.randn(49, 384).to(dtype)
+            x[1, 40], x[3, -1], x[5], x[6] = torch.nan, torch.inf, 0.0, 1e-36
+            layer, exact = bound(of, dtype), quantized.bind(of)(x)
+            for num_rows in (*range(1, 27), 49):
+                assert same_bits(layer(x[:num_rows]), exact[:num_rows]), (dtype, out_size, num_rows)
+
+
 @pytest.mark.parametrize(("bits", "layout"), list(dict.fromkeys(case[:2] for case in cases())))
 def test_the_largest_sums_are_exact(bits: int, layout: str) -> None:
     """No intermediate number may saturate or overflow."""
     x = torch.full((5, 128), 127.0)
     x[1], x[2, ::2], x[3, ::4], x[4, 32:] = -127.0, -127.0, -127.0, -127.0
-    for group_size, x_group_size in ((16, 16), (32, 32), (128, 16), (128, 32), (0, None)):
+    long_groups = [(128, 128), (0, 64)] if bits == 8 else []
+    for group_size, x_group_size in [(16, 16), (32, 32), (128, 16), (128, 32), (0, None), *long_groups]:
         weight = matrix(bits, layout, group_size, torch.float32, 128)
         for values in extremes(weight):
             of = replace(values, scales=torch.ones_like(weight.scales), bias=None, x_group_size=x_group_size)
@@ -150,13 +168,23 @@ def extremes(of: Matrix) -> Iterator[Matrix]:
 
 @pytest.mark.parametrize(
     ("bits", "group_size", "x_group_size"),
-    [(8, 0, 16), (8, 0, 32), (8, 0, WIDE_ROW), (8, 0, ROW_OF_BYTES), (8, 128, 16), (4, 0, 16), (4, 32, 16)],
+    [
+        (8, 0, 16),
+        (8, 0, 32),
+        (8, 0, 128),
+        (8, 128, 64),
+        (8, 0, WIDE_ROW),
+        (8, 0, ROW_OF_BYTES),
+        (8, 128, 16),
+        (4, 0, 16),
+        (4, 32, 16),
+    ],
 )
 def test_activations_have_the_groups_that_were_asked_for(bits: int, group_size: int, x_group_size: int) -> None:
     weight = replace(matrix(bits, "symmetric", group_size, torch.float32), bias=None, x_group_size=x_group_size)
     x = torch.randn(3, IN_SIZE)
     x[:, 40] = 1000.0
-    expected = {size: rounded(x, size) @ weight.dequantized().T for size in (WIDE_ROW, ROW_OF_BYTES, 16, 32)}
+    expected = {size: rounded(x, size) @ weight.dequantized().T for size in (WIDE_ROW, ROW_OF_BYTES, 16, 32, 64, 128)}
     errors = {size: (bound(weight, torch.float32)(x) - product).abs().max() for size, product in expected.items()}
     assert errors.pop(x_group_size) * 1000 < min(errors.values())
 
@@ -185,7 +213,12 @@ def test_values_of_every_table() -> None:
         ({"order": torch.arange(95, dtype=torch.int32)}, "order"),
         ({"x_group_size": WIDE_ROW}, "x_group_size"),
         ({"x_group_size": ROW_OF_BYTES}, "x_group_size"),
-        ({"x_group_size": 64, "scales": torch.ones(4, 1)}, "x_group_size"),
+        ({"x_group_size": 48, "scales": torch.ones(4, 1)}, "x_group_size"),
+        ({"x_group_size": 64, "scales": torch.ones(4, 1), "q": torch.zeros((4, 96), dtype=torch.int8)}, "x_group_size"),
+        (
+            {"x_group_size": 64, "scales": torch.ones(4, 1), "q": torch.zeros((4, 128), dtype=torch.uint8)},
+            "x_group_size",
+        ),
         ({"x_group_size": 32, "q": torch.zeros((4, 48), dtype=torch.uint8)}, "x_group_size"),
     ],
 )

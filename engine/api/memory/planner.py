@@ -18,6 +18,7 @@ from inferd.engine.api.memory.activations import PROCESSES, Draft, PlanLine, Wor
 from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
 from inferd.engine.api.memory.precision import (
     HEAD_STORED_AS,
+    INT8_OF_ENCODER,
     LINEARS_STORED_AS,
     Precision,
     Quantization,
@@ -117,7 +118,7 @@ def refusal(arch: Arch | EncoderArch, quantization: Quantization) -> str | None:
     if stored is not None:
         return None if quantization == stored else f"the checkpoint's matrices are stored in {stored}"
     for parameter in _parameters(arch):
-        stored_as = _quantized_as(parameter, quantization)
+        stored_as = _quantized_as(arch, parameter, quantization)
         if stored_as is None or len(parameter.shape) != 2:
             continue
         reason = stored_as.refuses(parameter.shape[1])
@@ -189,15 +190,17 @@ def _stored_as(
     if device == "cuda" and parameter.of.component is Component.EMBEDDING:
         return None
     if arch.stored is None:
-        return _quantized_as(parameter, precision.quantization)
+        return _quantized_as(arch, parameter, precision.quantization)
     return None if parameter.layout is None else stored_as(parameter.layout, device)
 
 
-def _quantized_as(parameter: ParameterSpec, quantization: Quantization) -> StoredAs | None:
+def _quantized_as(arch: Arch | EncoderArch, parameter: ParameterSpec, quantization: Quantization) -> StoredAs | None:
     """The format that a quantization gives to this matrix of a checkpoint that is not quantized."""
     of = parameter.of
     if not (isinstance(of, LinearWeight) and of.is_quantizable):
         return None
+    if quantization == "int8" and isinstance(arch, EncoderArch):
+        return INT8_OF_ENCODER
     return (HEAD_STORED_AS if of.component is Component.HEAD else LINEARS_STORED_AS)[quantization]
 
 

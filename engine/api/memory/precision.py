@@ -44,8 +44,12 @@ class StoredAs:
     remainder: Literal["refused", "short group", "one group"] = "refused"
     """The way of a row whose inputs are no multiple of the group size: its last group is shorter, or all of it is
     one group."""
+    otherwise: StoredAs | None = None
+    """Format of a matrix whose inputs are no multiple of the group size, in place of a remainder."""
 
     def num_bytes(self, rows: int, columns: int) -> Formula:
+        if self.otherwise is not None and self.group_size is not None and columns % self.group_size:
+            return self.otherwise.num_bytes(rows, columns)
         packed = term(columns)
         if self.bits < 8:
             whole = 8 % self.bits == 0
@@ -77,6 +81,7 @@ FP8_BLOCKS = replace(FP8, group_rows=128)
 FP8_ROWS = StoredAs(bits=8, group_size=None, scale_bytes=4)
 """Format of other checkpoints."""
 INT8 = StoredAs(bits=8, group_size=64, scale_bytes=2, max_inputs=65536, remainder="one group")
+INT8_OF_ENCODER = replace(INT8, group_size=128, otherwise=INT8)
 INT4 = StoredAs(bits=4, group_size=32, scale_bytes=2, offset_bytes=2)
 _ZERO_BYTES = {4: 1, 8: 2}
 """Bytes of a zero point, by the bits of the weights."""

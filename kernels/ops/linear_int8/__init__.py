@@ -26,7 +26,7 @@ from inferd.kernels.registry import Deferred, Implementation, Op, always
 MAX_IN_SIZE = 65536
 """Most inputs of a layer: sums of so many products of 127 x 255 fit 32 bits."""
 
-GROUP_SIZE = 64
+GROUP_SIZE, LONG_GROUP_SIZE = 64, 128
 
 Quantize = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
@@ -52,10 +52,11 @@ LINEAR_INT8: Op[Key, Bind] = Op(
 )
 
 
-def group_size(in_size: int, device_type: str) -> int:
-    """Number of inputs that share a scale by default: 64, or all if they are no multiple of 64, or if activations of a
-    row with one scale have 16 bits (`has_wide_rows`)."""
-    return in_size if in_size % GROUP_SIZE or quantized.has_wide_rows(device_type) else GROUP_SIZE
+def group_size(in_size: int, device_type: str, most: int = GROUP_SIZE) -> int:
+    """Number of inputs that share a scale: `most`, which is 64 or 128. If inputs are no multiple of it, 64; if of
+    neither, all. All too if activations of a row with one scale have 16 bits (`has_wide_rows`)."""
+    sizes = [size for size in (most, GROUP_SIZE) if in_size % size == 0]
+    return in_size if not sizes or quantized.has_wide_rows(device_type) else sizes[0]
 
 
 def quantize_int8(weight: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:

@@ -26,8 +26,15 @@ using namespace simd;
 
 constexpr int KEYS = 256;   // of a tile
 constexpr int PANEL = 64;   // keys side by side, for each lane of the head
-constexpr int ROWS = 32;    // queries that are computed together
-constexpr int MAX_QUERIES = 4 * ROWS;  // of a piece of work
+constexpr int ROWS = 24;    // queries that are computed together
+constexpr int BESIDE = 48;  // queries side by side, for each lane of the head
+constexpr int MAX_QUERIES = 8 * BESIDE;  // of a piece of work
+// Most sums of sixteen that registers hold beside the numbers that are multiplied.
+#if defined(__AVX512F__)
+constexpr int SUMS = 24;
+#else
+constexpr int SUMS = MOST_SUMS;
+#endif
 
 // Waking a sleeping thread costs 10 to 66 us (2 cores, Zen 4, 2026-11-21). Pairs of a query and a key of one head that
 // one thread computes in about that time.
@@ -125,12 +132,14 @@ class Attention {
         if constexpr (IN_PLACE) return scores(row);
         else return reinterpret_cast<T*>(s_.weights.data()) + row * KEYS;
     }
+    // The first lane of a query of the item.
+    int32_t* lanes_of(int row) const { return &s_.query[row / BESIDE * BESIDE * num_lanes_ + row % BESIDE]; }
     int32_t* panel_of(int key) const { return &s_.keys[key / PANEL * PANEL * num_lanes_ + key % PANEL]; }
 
     void gather_queries() const {
-        for (int row = 0; row < item_.num_queries; row++) {
-            const T* from = row_of(p_.q, item_.first_query + row, p_.q_stride, head_);
-            std::memcpy(&s_.query[row * num_lanes_], from, p_.head_dim * sizeof(T));
+        for (int row = 0; row < item_.num_queries; row += LANES) {
+            const int num = std::min(LANES, item_.num_queries - row);
+            turn(p_.q, item_.first_query + row, num, p_.q_stride, head_, lanes_of(row), BESIDE);
         }
     }
 
@@ -146,7 +155,7 @@ class Attention {
     void pack(int64_t from, int64_t to) const {
         for (int64_t key = from / LANES * LANES; key < to; key += LANES) {
             const int num = int(std::min<int64_t>(LANES, length_ - key)), place = int(key - tile_);
-            turn(key, num, panel_of(place));
+            turn(p_.k, key, num, p_.k_stride, kv_head_, panel_of(place), PANEL);
             int32_t* values = &s_.values[place / PER_LANE * width_];
             for (int i = 0; i < LANES; i += PER_LANE, values += width_) {
                 const T* first = i < num ? values_of(key + i) : nullptr;
@@ -156,23 +165,22 @@ class Attention {
         }
     }
 
-    // Lane by lane of sixteen keys, of which there are `num`.
-    void turn(int64_t key, int num, int32_t* place) const {
-        const T* rows[LANES];
-        for (int i = 0; i < num; i++) rows[i] = row_of(p_.k, key + i, p_.k_stride, kv_head_);
+    // Lane by lane, each `to_lane` behind the last, of sixteen tokens from `first` on, of which there are `num`.
+    void turn(const char* data, int64_t first, int num, int64_t stride, int64_t head, int32_t* place, int to_lane) const {
         for (int64_t lane = 0; lane < num_lanes_; lane += LANES) {
             const int64_t left = std::min<int64_t>(LANES, num_lanes_ - lane);
             vi block[LANES];
             for (int i = 0; i < LANES; i++) {
+                const T* row = row_of(data, first + i, stride, head) + lane * PER_LANE;
                 if (i < num && left == LANES) {
-                    block[i] = load_i(rows[i] + lane * PER_LANE);
+                    block[i] = load_i(row);
                 } else {
                     block[i] = vi{};
-                    if (i < num) std::memcpy(&block[i], rows[i] + lane * PER_LANE, left * sizeof(int32_t));
+                    if (i < num) std::memcpy(&block[i], row, left * sizeof(int32_t));
                 }
             }
             transpose(block);
-            for (int64_t i = 0; i < left; i++) store_i(place + (lane + i) * PANEL, block[i]);
+            for (int64_t i = 0; i < left; i++) store_i(place + (lane + i) * to_lane, block[i]);
         }
     }
 
@@ -231,24 +239,29 @@ class Attention {
     template <int V, class F>
     static void for_rows(int num, F f) {
         int row = 0;
-        if constexpr (8 * V <= MOST_SUMS)
+        if constexpr (12 * V <= SUMS)
+            for (; row + 12 <= num; row += 12) f(std::integral_constant<int, 12>(), row);
+        if constexpr (8 * V <= SUMS)
             for (; row + 8 <= num; row += 8) f(std::integral_constant<int, 8>(), row);
-        if constexpr (4 * V <= MOST_SUMS)
+        if constexpr (6 * V <= SUMS && 8 * V > SUMS)
+            for (; row + 6 <= num; row += 6) f(std::integral_constant<int, 6>(), row);
+        if constexpr (4 * V <= SUMS)
             for (; row + 4 <= num; row += 4) f(std::integral_constant<int, 4>(), row);
-        if constexpr (2 * V <= MOST_SUMS)
+        if constexpr (2 * V <= SUMS)
             for (; row + 2 <= num; row += 2) f(std::integral_constant<int, 2>(), row);
         for (; row < num; row++) f(std::integral_constant<int, 1>(), row);
     }
 
-    // acc[r][v] += row[r][c] * column[c][v] for c = 0 .. count - 1. As a call it would keep `acc` in memory.
-    template <int R, int V>
-    [[gnu::always_inline]] static void multiply(const int32_t* rows, int64_t row_stride, const int32_t* columns,
-                                                int64_t column_stride, int64_t count, Sums acc[R][V]) {
+    // acc[r][v] += row[r][c] * column[c][v] for c = 0 .. count - 1, with the numbers of rows so far apart. As a call it
+    // would keep `acc` in memory.
+    template <int R, int V, int TO_ROW, int TO_NEXT>
+    [[gnu::always_inline]] static void multiply(const int32_t* rows, const int32_t* columns, int64_t column_stride,
+                                                int64_t count, Sums acc[R][V]) {
         for (int64_t c = 0; c < count; c++) {
             Lanes column[V];
             for (int v = 0; v < V; v++) column[v] = Element<T>::load(columns + c * column_stride + v * LANES);
             for (int r = 0; r < R; r++) {
-                const Lanes one = Element<T>::splat(rows[r * row_stride + c]);
+                const Lanes one = Element<T>::splat(rows[r * TO_ROW + c * TO_NEXT]);
                 for (int v = 0; v < V; v++) acc[r][v] = Element<T>::multiply(acc[r][v], one, column[v]);
             }
         }
@@ -267,7 +280,7 @@ class Attention {
         const int32_t* keys = panel_of(key);
         for_rows<V>(num, [&](auto R, int row) {
             Sums acc[R][V] = {};
-            multiply<R, V>(&s_.query[(first + row) * num_lanes_], num_lanes_, keys, PANEL, num_lanes_, acc);
+            multiply<R, V, 1, BESIDE>(lanes_of(first + row), keys, PANEL, num_lanes_, acc);
             for (int r = 0; r < R; r++)
                 for (int v = 0; v < V; v++) store(scores(row + r) + key + v * LANES, acc[r][v]);
         });
@@ -287,7 +300,7 @@ class Attention {
         for_rows<V>(num, [&](auto R, int row) {
             Sums acc[R][V] = {};
             const int32_t* own = reinterpret_cast<const int32_t*>(weights(row) + from);
-            multiply<R, V>(own, KEYS / PER_LANE, values, width_, (to - from) / PER_LANE, acc);
+            multiply<R, V, KEYS / PER_LANE, 1>(own, values, width_, (to - from) / PER_LANE, acc);
             for (int r = 0; r < R; r++)
                 for (int v = 0; v < V; v++) store(sums + (row + r) * width_ + d + v * LANES, acc[r][v]);
         });
