@@ -50,6 +50,8 @@ class ClassifierFolder:
     nothing."""
     tokens: TokenPair | None = None
     """The tokens that a generating model's score compares; None: its answers are no scores."""
+    compares_labels: bool = False
+    """Whether the first of two labels less the second is a pair's score: they are the logits of such tokens."""
     prompt: str = ""
     """Text that comes before each first text of a pair; for a chat template, its system message."""
     max_tokens: int | None = None
@@ -64,7 +66,7 @@ class ClassifierFolder:
         """`config`: the content of config.json. Raises `ModelError` for files that cannot be read or are wrong."""
         labels, problem = _labels(config), str(config.get("problem_type") or "")[:_MAX_CHARS]
         if not path.is_dir():
-            return cls(labels, problem=problem)
+            return cls(labels, problem=problem, compares_labels=config.get("compares_labels") is True)
         settings = _read(path / _SETTINGS)
         modules = modules_of(path / MODULES) if exists(path / MODULES) else []
         activation, unsupported = _activation(config, settings)

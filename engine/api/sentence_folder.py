@@ -21,6 +21,7 @@ from inferd.engine.api.pinned_files import exists
 from inferd.engine.api.sentence_heads import CONFIG, KINDS, WEIGHTS, Head, UnsupportedHead, read_head
 from inferd.engine.api.wire.params import PoolingKind
 from inferd.engine.arch.encoder_registry import is_encoder
+from inferd.engine.arch.gguf import metadata
 from inferd.engine.arch.shown import shown
 
 MODULES = "modules.json"
@@ -126,7 +127,7 @@ class SentenceFolder:
         match gguf.pooling_type:
             case None | 0:
                 return None
-            case 4:
+            case metadata.RANKS:
                 return cls(unsupported="the file is a reranker: its pooling_type is 4, which gives scores")
             case int(kind) if kind in _GGUF_POOLINGS:
                 return cls(_GGUF_POOLINGS[kind], normalizes=True)

@@ -267,7 +267,7 @@ def _as_stored(arch: Arch, fields: Fields, family: Family) -> Arch:
 
 def tensor_names(architecture: str, *, splits_matrices: bool = False) -> TensorNames:
     """Names of the tensors of a known architecture. `splits_matrices`: as of `Arch`."""
-    return _FAMILIES[architecture].names_of(splits_matrices)
+    return _FAMILIES[_generating(architecture)].names_of(splits_matrices)
 
 
 def weights(arch: Arch) -> WeightMap:

@@ -67,7 +67,7 @@ class Scoring(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByClassifier:
-    """The logit of a classifier with one label."""
+    """The logit of a classifier with one label, or that of the first of two less that of the second."""
 
     inputs: Inputs
     activation: Activation
@@ -79,7 +79,11 @@ class ByClassifier:
     async def scores(self, router: Router, threads: TextThreads) -> tuple[float, ...]:
         del threads
         logits = await results_of(router, self.inputs, vector_of)
-        return tuple(activated(numbers(each), self.activation)[0] for each in logits)
+        return tuple(activated((_compared(numbers(each)),), self.activation)[0] for each in logits)
+
+
+def _compared(logits: Sequence[float]) -> float:
+    return logits[0] - sum(logits[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +207,7 @@ class ScoreIntake:
             activation = activation_of(judges, 1, body)
             params = SamplingParams(max_tokens=1, seed=0, temperature=0.0, logprobs=MAX_LOGPROBS, adapter=adapter)
             return ByTokens(await self._pairs(pairs, body, caller, params), judges.tokens, activation)
-        if ready.num_labels == 1:
+        if ready.num_labels == 1 or judges.compares_labels:
             activation = activation_of(judges, 1, body)
             params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling(gives="logits"), adapter=adapter)
             return ByClassifier(await self._pairs(pairs, body, caller, params), activation)

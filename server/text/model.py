@@ -21,7 +21,7 @@ from inferd.server.schema.embeddings import Side
 from inferd.server.schema.strict_json import any_json
 from inferd.server.text.control_tokens import Begun, ControlTokens, control_tokens_of
 from inferd.server.text.fill_in import FillIn
-from inferd.server.text.pair_template import PairTemplates, answers_of, qwen3_templates, templates_of
+from inferd.server.text.pair_template import PairTemplates, answers_of, qwen3_templates, stated_templates, templates_of
 from inferd.server.text.pretrained import pretrained_of
 from inferd.server.text.render_workers import OvertimeError, RenderError
 from inferd.server.text.template import ChatTemplate
@@ -151,7 +151,8 @@ class ServedModel:
         if template is not None and not trusts_special_tokens:
             template = template.with_control_tokens(_control_tokens(template, tokenizer, found, eos_token_ids))
         tokenizer_config = read("tokenizer_config.json") or {}
-        judges, pair_templates = _judging(path, names, config, template, tokenizer)
+        stated = tokenizer_config["rerank_template"] if is_gguf(path) else None
+        judges, pair_templates = _judging(path, names, config, template, tokenizer, stated)
         judges = judges.bounded(tokenizer_config.get("model_max_length"))
         folder = sentences_of(path, config, read.gguf)
         embeds = folder is not PLAIN or not draws_tokens(config)
@@ -213,13 +214,21 @@ def _probed(template: ChatTemplate | None) -> tuple[ToolSupport, Derived]:
 
 
 def _judging(
-    path: Path, names: tuple[str, ...], config: dict[str, Any], template: ChatTemplate | None, tokenizer: Tokenizer
+    path: Path,
+    names: tuple[str, ...],
+    config: dict[str, Any],
+    template: ChatTemplate | None,
+    tokenizer: Tokenizer,
+    stated: str | None,
 ) -> tuple[ClassifierFolder, PairTemplates | None]:
     """How the model judges pairs, and its prompts for them. Raises `ModelError`.
 
     Newer folders of Qwen3-Reranker say what it is. Older ones are those of a chat model, so its name must tell.
+    `stated`: the prompt that a GGUF file of a reranker has.
     """
     judges = ClassifierFolder.read(path, config)
+    if judges.compares_labels:
+        return judges, _stated_templates(stated, tokenizer)
     try:
         templates = templates_of(template, tokenizer)
     except RenderError as error:
@@ -233,6 +242,17 @@ def _judging(
     if high >= tokenizer.num_tokens:
         raise ModelError(f"LogitScore: token ids must be below {tokenizer.num_tokens}, but one is {high}")
     return judges, templates
+
+
+def _stated_templates(stated: str | None, tokenizer: Tokenizer) -> PairTemplates:
+    """The prompts of a GGUF file's reranker: the one that it states, or else Qwen3-Reranker's. Raises `ModelError`."""
+    found = qwen3_templates(tokenizer) if stated is None else stated_templates(stated, tokenizer)
+    if found is None:
+        raise ModelError(
+            "the file is a reranker, but its tokenizer cannot put two texts into its prompt, "
+            f"tokenizer.chat_template.rerank, which is {errors.shown(stated)}; give the folder that it was made from"
+        )
+    return found
 
 
 _PLAIN_TURNS = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."})

@@ -31,6 +31,8 @@ _QWEN3 = (
     "<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
 """The prompt of Qwen3-Reranker, whose first folders had no template for it (Zhang et al. 2025, arXiv:2506.05176)."""
+_QWEN3_STATED = _QWEN3.replace("{system}", QWEN3_INSTRUCTION)
+"""The same in its GGUF files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,16 @@ def qwen3_templates(tokenizer: Tokenizer) -> PairTemplates | None:
         return None
     found = PairTemplate.of(_QWEN3.format(**_WORDS), tokenizer, QWEN3_INSTRUCTION)
     return None if found is None else PairTemplates(found, found)
+
+
+def stated_templates(template: str, tokenizer: Tokenizer) -> PairTemplates | None:
+    """The prompt that a GGUF file states, in which {query} and {document} stand for the texts; None if it has no place
+    for them that can be filled. That of Qwen3-Reranker has a place for an instruction, too."""
+    places = template.replace(QWEN3_INSTRUCTION, "{system}") if template == _QWEN3_STATED else template
+    for role, word in _WORDS.items():
+        places = places.replace(f"{{{role}}}", word)
+    found = PairTemplate.of(places, tokenizer, QWEN3_INSTRUCTION)
+    return None if found is None else PairTemplates(found, found if found.takes_instruction else None)
 
 
 def answers_of(tokenizer: Tokenizer) -> TokenPair | None:

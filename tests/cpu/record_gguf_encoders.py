@@ -123,7 +123,7 @@ class GgufEncoderCase:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
             model = self._model(folder, len(tokenizer))
             file = FOLDER / f"{self.name}.gguf"
-            _convert(llama_cpp, folder, file, self.outtype, self.splitter, self.options)
+            convert(llama_cpp, folder, file, self.outtype, self.splitter, self.options)
             texts = [tokenizer(text)["input_ids"] for text in TEXTS]
             pairs = [tokenizer(*pair, return_token_type_ids=True) for pair in PAIRS]
             expected = {
@@ -132,12 +132,14 @@ class GgufEncoderCase:
                 "types": [pair["token_type_ids"] for pair in pairs],
             }
             (FOLDER / f"{self.name}.json").write_text(json.dumps(expected))
-            ids = [torch.tensor([own]) for own in texts]
-            with torch.inference_mode():
-                outputs = [model(input_ids=own) for own in ids]
             kind = "last_hidden_state" if self.end == "Model" else "logits"
-            values = [getattr(output, kind)[0].contiguous() for output in outputs]
-            save_file({str(number): own for number, own in enumerate(values)}, FOLDER / f"{self.name}.safetensors")
+            inputs = {str(number): own for number, own in enumerate(texts)}
+            if self.end != "Model":
+                inputs |= {f"pair {number}": pair["input_ids"] for number, pair in enumerate(pairs)}
+            with torch.inference_mode():
+                outputs = {name: model(input_ids=torch.tensor([own])) for name, own in inputs.items()}
+            values = {name: getattr(output, kind)[0].contiguous() for name, output in outputs.items()}
+            save_file(values, FOLDER / f"{self.name}.safetensors")
 
     def _model(self, folder: Path, vocab_size: int) -> Any:
         config = getattr(transformers, f"{self.family}Config")(**SIZES | {"vocab_size": vocab_size} | self.config)
@@ -159,7 +161,7 @@ class GgufEncoderCase:
         return model.eval()
 
 
-def _convert(llama_cpp: Path, folder: Path, file: Path, outtype: str, splitter: str, options: tuple[str, ...]) -> None:
+def convert(llama_cpp: Path, folder: Path, file: Path, outtype: str, splitter: str, options: tuple[str, ...]) -> None:
     sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
     text_model = importlib.import_module("conversion.base").TextModel
     arguments = ["convert", str(folder), "--outtype", outtype, "--outfile", str(file), *options]
@@ -178,6 +180,10 @@ CASES = (
     GgufEncoderCase(
         "xlm-roberta-classifier", "XLMRoberta", sentencepiece,
         WIDE | LABELS | {"pad_token_id": 1, "type_vocab_size": 1}, "ForSequenceClassification",
+    ),
+    GgufEncoderCase(
+        "xlm-roberta-reranker", "XLMRoberta", sentencepiece,
+        WIDE | {"id2label": {"0": "LABEL_0"}, "pad_token_id": 1, "type_vocab_size": 1}, "ForSequenceClassification",
     ),
     GgufEncoderCase(
         "distilbert-classifier", "DistilBert", wordpiece,

@@ -8,13 +8,16 @@ from __future__ import annotations
 from inferd.engine.arch.gguf.families import FAMILIES
 from inferd.engine.arch.gguf.header import GgufError
 from inferd.engine.arch.gguf.metadata import (
+    CLASSES,
     KEY,
+    RANKS,
     ROTATED,
     VALUE,
     Config,
     GgufFamily,
     Metadata,
     dtype_of,
+    labels_of,
     layers_with,
     neutral,
     num_layers,
@@ -63,7 +66,21 @@ def config_of(of: Metadata) -> Config:
         "partial_rotary_factor": _turned_part(of) if family.turns_part else None,
         "rope_scaling": rope_scaling(of),
     }
-    return {name: value for name, value in config.items() if value is not None} | family.fields(of)
+    found = {name: value for name, value in config.items() if value is not None} | family.fields(of)
+    return found | (_classifier(of, found["architectures"][0]) if CLASSES in of.tensors else {})
+
+
+def _classifier(of: Metadata, generating: str) -> Config:
+    """Fields of a decoder's classifier. A reranker's file has the rows of the head for the tokens "yes" and "no"."""
+    labels = labels_of(of)
+    is_reranker = of.get("pooling_type") == RANKS
+    if is_reranker and len(labels) != 2:
+        raise of.refuse("classifier.output_labels", "must be those of two tokens, the first for texts that match")
+    return {
+        "architectures": [generating.removesuffix("ForCausalLM") + "ForSequenceClassification"],
+        "id2label": labels,
+        "compares_labels": is_reranker,
+    }
 
 
 def _one_of(value: object) -> object:

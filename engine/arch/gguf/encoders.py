@@ -15,13 +15,22 @@ from pathlib import Path
 from inferd.engine.arch.encoder_registry import encoder_names
 from inferd.engine.arch.encoder_tensors import SPLIT_GATE, EncoderNames
 from inferd.engine.arch.gguf.header import GgufError, GgufTensor
-from inferd.engine.arch.gguf.metadata import Config, Metadata, dtype_of, neutral, num_layers, vocab_size_of
+from inferd.engine.arch.gguf.metadata import (
+    CLASSES,
+    Config,
+    Metadata,
+    dtype_of,
+    labels_of,
+    neutral,
+    num_layers,
+    vocab_size_of,
+)
 from inferd.engine.arch.gguf.ropes import rope_scaling
 from inferd.engine.arch.gguf.tensors import PLAIN, PlacedTensor
 from inferd.engine.arch.shown import shown
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
-_CLASSIFIER = ("cls.weight", "cls.output.weight")
+_CLASSIFIER = ("cls.weight", CLASSES)
 _CONVERTED = "give the folder with safetensors files that it was converted from"
 _EPS = "attention.layer_norm_epsilon"
 
@@ -127,7 +136,7 @@ def encoder_config_of(of: Metadata, encoder: GgufEncoder) -> Config:
         "layer_norm_eps": of.required(_EPS),
         "type_vocab_size": 0 if types is None else types.shape[0],
         "dtype": dtype_of(of),
-        **({"id2label": _labels(of)} if classifies else {}),
+        **({"id2label": labels_of(of)} if classifies else {}),
         **encoder.fields(of),
     }
     return {name: value for name, value in config.items() if value is not None}
@@ -143,23 +152,6 @@ def _classifies(of: Metadata) -> bool:
             f"which its scores are wrong; {_CONVERTED}"
         )
     return bool(found)
-
-
-_MAX_LABELS = 2**16
-
-
-def _labels(of: Metadata) -> dict[str, str]:
-    count = of.tensors[_CLASSIFIER[1]].shape[0]
-    if count > _MAX_LABELS:
-        raise GgufError(
-            f"{_CLASSIFIER[1]} must have at most {_MAX_LABELS:,} rows, one for each label, but has {count:,}"
-        )
-    stated = of.get("classifier.output_labels")
-    if stated is None:
-        stated = [f"LABEL_{number}" for number in range(count)]
-    if not isinstance(stated, list) or len(stated) != count:
-        raise of.refuse("classifier.output_labels", f"must be a list of {count} texts, one for each row of cls.output")
-    return {str(number): label for number, label in enumerate(stated)}
 
 
 def encoder_tensors(

@@ -19,6 +19,12 @@ Config = dict[str, Any]
 KEY, VALUE, ROTATED = "attention.key_length", "attention.value_length", "rope.dimension_count"
 """Sizes of a head of K and of V, and of the part that rope turns."""
 
+CLASSES = "cls.output.weight"
+"""Tensor with a row for each label of a classifier."""
+RANKS = 4
+"""`pooling_type` of a reranker."""
+_MAX_LABELS = 2**16
+
 
 NEUTRAL: Mapping[str, object] = {
     "expert_count": 0, "expert_shared_count": 0, "expert_group_count": 0, "leading_dense_block_count": 0,
@@ -145,6 +151,19 @@ def vocab_size_of(of: Metadata) -> int:
     if embedding is None:
         raise GgufError("the file lacks the tensor token_embd.weight")
     return embedding.shape[0]
+
+
+def labels_of(of: Metadata) -> dict[str, str]:
+    """`id2label` of a classifier."""
+    count = of.tensors[CLASSES].shape[0]
+    if count > _MAX_LABELS:
+        raise GgufError(f"{CLASSES} must have at most {_MAX_LABELS:,} rows, one for each label, but has {count:,}")
+    stated = of.get("classifier.output_labels")
+    if stated is None:
+        stated = [f"LABEL_{number}" for number in range(count)]
+    if not isinstance(stated, list) or len(stated) != count:
+        raise of.refuse("classifier.output_labels", f"must be a list of {count} texts, one for each row of cls.output")
+    return {str(number): label for number, label in enumerate(stated)}
 
 
 def dtype_of(of: Metadata) -> str:

@@ -18,6 +18,7 @@ _LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
 _OUTSIDE = {
     "token_embd": "model.embed_tokens",
     "output": "lm_head",
+    "cls.output": "score",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",

@@ -49,6 +49,9 @@ _FIM_KEYS = {
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
              "repetition_penalty": "penalty_repeat"}  # fmt: skip
 
+_RERANK, _PLACES = "rerank", ("{query}", "{document}")
+"""Name of the prompt of a reranker among the chat templates, and its places for the texts."""
+
 
 def tokenizer_of(values: Mapping[str, Value]) -> Json:
     """tokenizer.json of the model. Raises `GgufError` for a kind of tokenizer or a splitter that is not known."""
@@ -83,6 +86,7 @@ def tokenizer_config_of(values: Mapping[str, Value]) -> Json:
         "add_eos_token": vocabulary.flag("add_eos_token", False),
         "fim_token_ids": _fim_ids(vocabulary),
         "chat_template": _chat_template(values),
+        "rerank_template": _rerank_template(values),
     }
 
 
@@ -125,7 +129,7 @@ def _chat_template(values: Mapping[str, Value]) -> str | Json | None:
     """One template, or several by name. A text without any tag is the name of a template, as old files have it."""
     named = {"default": values.get("tokenizer.chat_template")}
     listed = values.get("tokenizer.chat_templates", [])
-    names = listed if isinstance(listed, list) else []
+    names = [name for name in listed if name != _RERANK] if isinstance(listed, list) else []
     named |= {name: values.get(f"tokenizer.chat_template.{name}") for name in names}
     for name, text in named.items():
         key = "tokenizer.chat_template" + ("" if name == "default" else f".{name}")
@@ -133,6 +137,15 @@ def _chat_template(values: Mapping[str, Value]) -> str | Json | None:
             raise GgufError(f"{key} must be a Jinja template, but is {shown(text)}")
     found = {name: text for name, text in named.items() if text is not None}
     return found["default"] if list(found) == ["default"] else found or None  # type: ignore[return-value]
+
+
+def _rerank_template(values: Mapping[str, Value]) -> str | None:
+    """The prompt of a reranker, which is no Jinja template: {query} and {document} stand for the texts of a pair."""
+    key = f"tokenizer.chat_template.{_RERANK}"
+    text = values.get(key)
+    if text is not None and (not isinstance(text, str) or any(text.count(place) != 1 for place in _PLACES)):
+        raise GgufError(f"{key} must be a text with {' and '.join(_PLACES)}, each once, but is {shown(text)}")
+    return text
 
 
 def _byte_level(vocabulary: Vocabulary, _: str) -> Json:
