@@ -18,7 +18,7 @@ from inferd.engine.api.errors import ModelError
 from inferd.engine.api.files import read_regular
 from inferd.engine.api.gguf import GgufFile
 from inferd.engine.api.pinned_files import exists
-from inferd.engine.api.sentence_heads import CONFIG, KINDS, WEIGHTS, Head, UnsupportedHead, read_head
+from inferd.engine.api.sentence_heads import CONFIG, KINDS, NEUTRAL, SCALES, WEIGHTS, Head, UnsupportedHead, read_heads
 from inferd.engine.api.wire.params import PoolingKind
 from inferd.engine.arch.encoder_registry import is_encoder
 from inferd.engine.arch.gguf import metadata
@@ -90,7 +90,7 @@ class SentenceFolder:
         modules = modules_of(path / MODULES)
         settings = read_json(path / _SETTINGS, _MAX_BYTES) if exists(path / _SETTINGS) else {}
         lengths = next((read_json(path / name, _MAX_BYTES) for name in _LENGTHS if exists(path / name)), {})
-        pooling, heads, unsupported = _computed(path, modules)
+        pooling, heads, normalizes, unsupported = _computed(path, modules)
         modalities = lengths.get("modality_config")
         if isinstance(modalities, dict) and "message" in modalities:
             unsupported = unsupported or "its texts are written by a chat template (message in modality_config)"
@@ -102,7 +102,7 @@ class SentenceFolder:
         return cls(
             pooling=pooling,
             heads=heads,
-            normalizes=any(kind == "Normalize" for kind, _ in modules),
+            normalizes=normalizes,
             prompts=prompts,
             default_prompt=default,
             max_tokens=_whole(lengths, "max_seq_length"),
@@ -156,7 +156,7 @@ def sentence_files(path: Path) -> list[Path]:
     return [path / MODULES, path / _SETTINGS, *(path / name for name in _LENGTHS), *own]
 
 
-_FILES_OF = {"Pooling": (CONFIG,), "LogitScore": (CONFIG,)} | dict.fromkeys(KINDS, (CONFIG, WEIGHTS))
+_FILES_OF = dict.fromkeys(("Pooling", "LogitScore", SCALES), (CONFIG,)) | dict.fromkeys(KINDS, (CONFIG, WEIGHTS))
 """Class of a module -> its files that are read."""
 
 
@@ -180,30 +180,31 @@ def modules_of(file: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _computed(path: Path, modules: Sequence[tuple[str, str]]) -> tuple[PoolingKind, tuple[Head, ...], str]:
-    """(the pooling, the heads, why the vectors cannot be computed here)."""
+def _computed(path: Path, modules: Sequence[tuple[str, str]]) -> tuple[PoolingKind, tuple[Head, ...], bool, str]:
+    """(the pooling, the heads, whether vectors have length 1, why they cannot be computed here)."""
     try:
         _check_order([kind for kind, _ in modules])
         pooling, size = _pooling(path / modules[1][1] / CONFIG)
-        heads = tuple(read_head(path, kind, folder) for kind, folder in modules if kind in KINDS)
+        heads, normalizes = read_heads(path, modules[2:])
     except UnsupportedHead as error:
-        return "last", (), str(error)
+        return "last", (), any(kind == SCALES for kind, _ in modules), str(error)
     for head in heads:
         if size is not None and head.num_inputs != size:
             raise ModelError(f"{path / head.folder}: it takes {head.num_inputs} components, but gets {size}")
         size = head.num_outputs
-    return pooling, heads, ""
+    return pooling, heads, normalizes, ""
 
 
 def _check_order(kinds: Sequence[str]) -> None:
-    """Raises `UnsupportedHead` for other modules than Transformer, Pooling, heads and Normalize, or another order."""
-    others = sorted({kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize", *KINDS)})
+    """Raises `UnsupportedHead` for other modules than Transformer, Pooling and heads, or another order."""
+    if "Pooling" not in kinds and "Dense" in kinds:
+        why = "its modules have no Pooling: it gives a vector for each token through a Dense, as ColBERT does"
+        raise UnsupportedHead(f"{why}, which inferd does not compute")
+    others = sorted({kind for kind in kinds if kind not in ("Transformer", "Pooling", SCALES, *KINDS, *NEUTRAL)})
     if others:
         raise UnsupportedHead(f"modules.json has {', '.join(others)}, which inferd does not compute")
     if list(kinds[:2]) != ["Transformer", "Pooling"] or kinds.count("Pooling") != 1:
         raise UnsupportedHead(f"modules.json must begin with Transformer and Pooling, but has {', '.join(kinds)}")
-    if "Normalize" in kinds[:-1]:
-        raise UnsupportedHead(f"Normalize must be the last of its modules, but it has {', '.join(kinds)}")
 
 
 def _pooling(file: Path) -> tuple[PoolingKind, int | None]:

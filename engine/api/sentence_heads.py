@@ -1,12 +1,12 @@
-"""The modules of sentence-transformers that change a pooled vector: dense layers and layer norms, as data.
+"""The modules of sentence-transformers that change a pooled vector: dense layers, norms and scalings, as data.
 
-A head has weights in a safetensors file of its own. Its header must agree with its config, so that a wrong head is
-refused before an engine exists. This file knows no other module.
+A dense layer and a layer norm have weights in a safetensors file of their own. Its header must agree with its config,
+so that a wrong head is refused before an engine exists. This file knows no other module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -47,7 +47,7 @@ _DEFAULT_ACTIVATION = "torch.nn.modules.activation.Tanh"
 
 @dataclass(frozen=True, slots=True)
 class DenseHead:
-    """activation(W x + b)."""
+    """activation(W x + b), and with a residual that plus x, or plus R x if the sizes differ."""
 
     folder: str
     """Folder of its files, inside the model's."""
@@ -55,12 +55,15 @@ class DenseHead:
     num_outputs: int
     has_bias: bool = True
     activation: DenseActivation = DenseActivation.TANH
+    has_residual: bool = False
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Shape of each tensor of its file."""
-        bias = {"linear.bias": (self.num_outputs,)} if self.has_bias else {}
-        return {"linear.weight": (self.num_outputs, self.num_inputs), **bias}
+        shape = self.num_outputs, self.num_inputs
+        bias = {"linear.bias": shape[:1]} if self.has_bias else {}
+        residual = {"residual.weight": shape} if self.has_residual and shape[0] != shape[1] else {}
+        return {"linear.weight": shape, **bias, **residual}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +84,50 @@ class NormHead:
         return {"norm.weight": (self.num_inputs,), "norm.bias": (self.num_inputs,)}
 
 
-Head = DenseHead | NormHead
+@dataclass(frozen=True, slots=True)
+class UnitHead:
+    """A vector is scaled to length 1 before other heads read it."""
+
+    folder: str
+    num_inputs: int
+
+    @property
+    def num_outputs(self) -> int:
+        return self.num_inputs
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+
+Head = DenseHead | NormHead | UnitHead
 KINDS = ("Dense", "LayerNorm")
-"""Classes of modules that `read_head` knows."""
+"""Classes of modules with weights, which `read_head` knows."""
+SCALES = "Normalize"
+"""Class of the module that scales a vector to length 1."""
+NEUTRAL = ("Dropout",)
+"""Classes of modules that change nothing outside of training."""
 
 
 class UnsupportedHead(Exception):
     """A module that cannot be computed here. The message says why."""
+
+
+def read_heads(path: Path, modules: Sequence[tuple[str, str]]) -> tuple[tuple[Head, ...], bool]:
+    """(the heads, whether vectors are scaled to length 1 behind them) of the modules (class, folder) behind a pooling.
+    Raises as `read_head`."""
+    heads: list[Head] = []
+    normalizes = False
+    for kind, folder in reversed([module for module in modules if module[0] not in NEUTRAL]):
+        if kind != SCALES:
+            heads.append(read_head(path, kind, folder))
+            continue
+        if exists(path / folder / CONFIG):
+            _refuse_other_names(read_json(path / folder / CONFIG, _MAX_CONFIG_BYTES), folder)
+        if heads:
+            heads.append(UnitHead(folder, heads[-1].num_inputs))
+        normalizes = normalizes or not heads
+    return tuple(reversed(heads)), normalizes
 
 
 def read_head(path: Path, kind: str, folder: str) -> Head:
@@ -104,6 +144,7 @@ def read_head(path: Path, kind: str, folder: str) -> Head:
             _size(config, "out_features", folder),
             config.get("bias", True) is True,
             _ACTIVATIONS[config.get("activation_function", _DEFAULT_ACTIVATION)],
+            config.get("use_residual", False) is True,
         )
     file = path / folder / WEIGHTS
     if not exists(file):
@@ -119,11 +160,16 @@ def _refuse_other_forms(config: Mapping[str, Any], folder: str) -> None:
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
         raise UnsupportedHead(f"{folder} has the activation {shown(activation)}; known are: {known}")
+    _refuse_other_names(config, folder)
+    adds = config.get("use_residual", False)
+    if type(adds) is not bool:
+        raise ModelError(f"{folder}/{CONFIG}: use_residual must be true or false, but is {shown(adds)}")
+
+
+def _refuse_other_names(config: Mapping[str, Any], folder: str) -> None:
     for name in ("module_input_name", "module_output_name"):
         if config.get(name) not in (None, "sentence_embedding"):
             raise UnsupportedHead(f"{folder} has {name} {shown(config[name])}, and only sentence_embedding is computed")
-    if config.get("use_residual", False) is not False:
-        raise UnsupportedHead(f"{folder} adds its input (use_residual), which inferd does not compute")
 
 
 def _size(config: Mapping[str, Any], name: str, folder: str) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inferd.engine.api.checkpoint import read_header
 from inferd.engine.api.sentence_folder import SentenceFolder
-from inferd.engine.api.sentence_heads import WEIGHTS, DenseActivation, DenseHead, Head
+from inferd.engine.api.sentence_heads import WEIGHTS, DenseActivation, DenseHead, Head, UnitHead
 from inferd.engine.models.loader import check_finite, read_tensor
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.kernels.ops.gelu import gelu_erf
@@ -67,7 +67,16 @@ class PooledHeads:
 NO_HEADS = PooledHeads()
 
 
+def _scaled(x: Tensor) -> Tensor:
+    """Each row at length 1; a row of zeros stays as it is."""
+    wide = x.to(torch.float64)
+    lengths = wide.square().sum(dim=-1, keepdim=True).sqrt()
+    return (wide / lengths.masked_fill(lengths == 0.0, 1.0)).to(torch.float32)
+
+
 def _loaded(path: Path, head: Head, device: torch.device | str, choices: Choices) -> Apply:
+    if isinstance(head, UnitHead):
+        return _scaled
     tensors: dict[str, Tensor] = {}
     for info in read_header(path / head.folder / WEIGHTS):
         tensors[info.name] = read_tensor(info).to(device, torch.float32)
@@ -77,4 +86,7 @@ def _loaded(path: Path, head: Head, device: torch.device | str, choices: Choices
         return lambda x: layer_norm(x, weight, bias, _NORM_EPS)
     multiply = linear(tensors["linear.weight"], tensors.get("linear.bias"), choices)
     activate = _ACTIVATIONS[head.activation]
-    return lambda x: activate(multiply(x))
+    if not head.has_residual:
+        return lambda x: activate(multiply(x))
+    again = linear(tensors["residual.weight"], None, choices) if "residual.weight" in tensors else None
+    return lambda x: activate(multiply(x)) + (x if again is None else again(x))

@@ -128,7 +128,6 @@ def test_a_dense_layer(tmp_path: Path) -> None:
         ({"activation_function": "torch.nn.modules.activation.Mish"}, "model.safetensors", "activation"),
         ({"activation_function": ["a"]}, "model.safetensors", "activation"),
         ({"module_input_name": "token_embeddings"}, "model.safetensors", "module_input_name"),
-        ({"use_residual": True}, "model.safetensors", "use_residual"),
     ],
 )
 def test_dense_layers_that_cannot_be_computed_have_a_reason(
@@ -146,6 +145,8 @@ def test_dense_layers_that_cannot_be_computed_have_a_reason(
         ({"out_features": "4"}, "out_features must be a whole number"),
         ({"bias": False}, "the weights contradict"),
         ({"out_features": 5}, "the weights contradict"),
+        ({"use_residual": True}, "the weights contradict"),
+        ({"use_residual": 1}, "use_residual must be true or false, but is 1"),
     ],
 )
 def test_wrong_dense_layers_are_refused(tmp_path: Path, config: dict[str, Any], fault: str) -> None:
@@ -158,7 +159,7 @@ def test_wrong_dense_layers_are_refused(tmp_path: Path, config: dict[str, Any], 
     [
         (("Transformer", "Pooling", "CNN"), None, "modules.json has CNN"),
         (("Transformer", "Dense", "Pooling"), None, "must begin with Transformer and Pooling"),
-        (("Transformer", "Pooling", "Normalize", "Dense"), None, "Normalize must be the last"),
+        (("Transformer", "Dense"), None, "it gives a vector for each token through a Dense, as ColBERT does"),
         (("Transformer",), None, "must begin with Transformer and Pooling"),
         (("Transformer", "Pooling"), {"pooling_mode": ["cls", "max"]}, "'cls', 'max'"),
         (("Transformer", "Pooling"), {"pooling_mode": "new"}, "new"),
