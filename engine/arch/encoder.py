@@ -108,6 +108,10 @@ class EncoderArch:
     activation: Activation
     dtype: str
     """Dtype of the stored weights, as config.json names it: float32, bfloat16 or float16."""
+    projected_from: int | None = None
+    """Size of the embedding's rows and norm, if a matrix makes hidden states of them; None: they have hidden size."""
+    num_uses: int = 1
+    """Number of layers, one after another, that have the same weights."""
     positions: PositionTable | None = None
     num_token_types: int = 0
     """Number of rows of the table of token types (first or second text of a pair), which are added to the embedding; 0
@@ -140,6 +144,7 @@ class EncoderArch:
 
     def __post_init__(self) -> None:
         assert len(self.ropes) in (0, self.num_layers) and len(self.windows) in (0, self.num_layers)
+        assert self.num_layers % self.num_uses == 0
         assert self.positions is None or self.max_positions <= self.positions.num_rows - self.positions.first_row
 
     @property
@@ -156,6 +161,16 @@ class EncoderArch:
     def num_labels(self) -> int:
         """Number of labels of the classifier; 0 for none."""
         return 0 if self.classifier is None else self.classifier.num_labels
+
+    @property
+    def embedding_size(self) -> int:
+        """Size of the embedding's rows."""
+        return self.projected_from or self.hidden_size
+
+    @property
+    def num_stored_layers(self) -> int:
+        """Number of layers with weights of their own."""
+        return self.num_layers // self.num_uses
 
     @property
     def attention_size(self) -> int:

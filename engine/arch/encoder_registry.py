@@ -14,6 +14,7 @@ from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.encoder import Classifier, EncoderArch
 from inferd.engine.arch.encoder_tensors import EncoderNames
 from inferd.engine.arch.encoders import (
+    albert,
     bert,
     deberta,
     distilbert,
@@ -46,6 +47,7 @@ class Family:
 _GTE = Family(gte.describe, gte.classifier, gte.NAMES)
 _ROBERTA = Family(roberta.describe, roberta.classifier, roberta.NAMES)
 _FAMILIES: dict[str, Family] = {
+    "Albert": Family(albert.describe, albert.classifier, albert.NAMES),
     "Bert": Family(bert.describe, bert.classifier, bert.NAMES),
     "Camembert": _ROBERTA,
     "DebertaV2": Family(deberta.describe, deberta.classifier, deberta.NAMES),

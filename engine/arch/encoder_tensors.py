@@ -13,6 +13,8 @@ from inferd.engine.arch.matrix import Axis, Component, LinearWeight, Weight, who
 from inferd.engine.arch.tensors import Formats, matrix_sources
 from inferd.engine.arch.weights import AnySource, QuantizedSource, RowOrder, Source, Tensor, UpFirst, WeightMap
 
+EMBEDDING_NORM = "embedding_norm"
+
 
 def embedding(arch: EncoderArch) -> Weight:
     return _table("embed", arch.vocab_size, arch)
@@ -40,8 +42,14 @@ def distances(arch: EncoderArch) -> Weight:
 
 
 def stream_norm(arch: EncoderArch, own: str, owner: str = "") -> Weight:
-    """A norm of hidden states, of this name."""
-    return norm(own, arch.hidden_size, owner)
+    """A norm of hidden states, of this name; or that of the embedding."""
+    return norm(own, arch.embedding_size if own == EMBEDDING_NORM else arch.hidden_size, owner)
+
+
+def projection(arch: EncoderArch) -> LinearWeight:
+    """The matrix that makes hidden states of the embedding. It is small, and stays in the dtype."""
+    rows, inputs = (Axis(arch.hidden_size),), (arch.embedding_size,)
+    return LinearWeight("projection", Component.PROJECTION, rows, inputs, has_bias=True, is_quantizable=False)
 
 
 def attention(arch: EncoderArch, layer: int) -> tuple[LinearWeight, LinearWeight]:
@@ -78,7 +86,7 @@ def classifier(arch: EncoderArch) -> tuple[LinearWeight, LinearWeight]:
 
 
 def _table(own: str, num_rows: int, arch: EncoderArch) -> Weight:
-    return whole(own, Component.EMBEDDING, (num_rows, arch.hidden_size))
+    return whole(own, Component.EMBEDDING, (num_rows, arch.embedding_size))
 
 
 def _linear(
@@ -98,6 +106,7 @@ class EncoderNames:
     positions: str = "embeddings.position_embeddings"
     token_types: str = "embeddings.token_type_embeddings"
     embedding_norm: str = "embeddings.LayerNorm"
+    projection: str = ""
     relative_bias: str = ""
     distances: str = ""
     distance_norm: str = ""
@@ -143,8 +152,10 @@ def weight_map(arch: EncoderArch, names: EncoderNames) -> WeightMap:
     """Every tensor of `arch` in a checkpoint that uses `names`, without prefixes."""
     names = replace(names, up=SPLIT_GATE) if arch.splits_gate else names
     sources: list[AnySource] = [*_embeddings(arch, names)]
+    if arch.projected_from is not None:
+        sources += _modules(Formats(None), "", (names.projection,), projection(arch))
     formats = Formats(arch.stored)
-    for layer in range(arch.num_layers):
+    for layer in range(arch.num_stored_layers):
         theirs, owner = f"{names.layer}{layer}.", of_layer(layer)
         (qkv, o), (up, down) = attention(arch, layer), mlp(arch, layer)
         sources += _modules(formats, theirs, names.qkv, qkv)
@@ -180,7 +191,7 @@ def _embeddings(arch: EncoderArch, names: EncoderNames) -> Iterator[Source]:
         yield Source.whole(f"{names.distances}.weight", distances(arch))
         if arch.disentangled.has_norm:
             yield from _norm(arch, names.distance_norm, stream_norm(arch, "distance_norm"))
-    yield from _norm(arch, names.embedding_norm, stream_norm(arch, "embedding_norm"))
+    yield from _norm(arch, names.embedding_norm, stream_norm(arch, EMBEDDING_NORM))
 
 
 def _norm(arch: EncoderArch, module: str, weight: Weight) -> Iterator[Source]:

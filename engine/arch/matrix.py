@@ -18,7 +18,7 @@ class Component(StrEnum):
 
     EMBEDDING = "embedding"
     PROJECTION = "projection"
-    """The projection of the hidden states that a draft head reads."""
+    """The projection of the hidden states that a draft head reads, or of an encoder's embedding."""
     ATTENTION = "attention"
     RECURRENT = "recurrent layers"
     MLP = "MLP"

@@ -39,7 +39,7 @@ def encoder_norm(arch: EncoderArch, place: Placement, own: str, owner: str = "")
 
 
 class EncoderEmbedding:
-    """norm(row of the token + row of its type + row of its position), [T, hidden]."""
+    """norm(row of the token + row of its type + row of its position), which a matrix may follow, [T, hidden]."""
 
     def __init__(self, arch: EncoderArch, place: Placement) -> None:
         self._dtype, self._first_position = place.dtype, arch.positions.first_row if arch.positions else 0
@@ -52,13 +52,18 @@ class EncoderEmbedding:
         for weight in needed:
             place.take(weight, partial(self._take, weight.name), place.recipe.narrow)
         self._has_types, self._has_positions = bool(arch.num_token_types), arch.positions is not None
-        self._norm = encoder_norm(arch, place, "embedding_norm")
+        self._norm = encoder_norm(arch, place, encoder_tensors.EMBEDDING_NORM)
+        self._project = None if arch.projected_from is None else Linear(encoder_tensors.projection(arch), place)
 
     def _take(self, name: str, table: Tensor) -> None:
         self._tables[name] = table
 
     def __call__(self, token_ids: Tensor, batch: PackedBatch, token_types: Tensor | None) -> Tensor:
         """token_types [T] int64, or None for the first type."""
+        x = self._normed(token_ids, batch, token_types)
+        return x if self._project is None else self._project(x)
+
+    def _normed(self, token_ids: Tensor, batch: PackedBatch, token_types: Tensor | None) -> Tensor:
         x = self._rows("embed", token_ids)
         if self._has_types:
             types = torch.zeros_like(token_ids) if token_types is None else token_types

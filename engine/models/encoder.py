@@ -73,7 +73,8 @@ class Encoder:
             bias = DistanceTable(arch, place)
         elif arch.has_alibi:
             bias = Alibi(arch.num_heads, self.max_positions, place.device)
-        self._layers = [EncoderLayer(arch, layer, place, bias) for layer in range(arch.num_layers)]
+        stored = [EncoderLayer(arch, layer, place, bias) for layer in range(arch.num_stored_layers)]
+        self._layers = [stored[layer // arch.num_uses] for layer in range(arch.num_layers)]
         self._norm = encoder_norm(arch, place, "norm") if arch.has_pre_norms else None
         self._classifier = None if arch.classifier is None else ClassifierHead(arch, place)
         tables = {rope: cos_sin_table(rope, self.max_positions, place.device) for rope in set(arch.ropes)}

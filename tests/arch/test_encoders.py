@@ -101,6 +101,20 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "position_embedding_type": "alibi", "torch_dtype": "float32", "type_vocab_size": 2, "vocab_size": 30528},
         136_777_728,  # without its head for masked tokens
     ),
+    "paraphrase-albert-small-v2": (
+        {"architectures": ["AlbertModel"], "embedding_size": 128, "hidden_act": "gelu", "hidden_size": 768,
+         "inner_group_num": 1, "intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 512,
+         "num_attention_heads": 12, "num_hidden_groups": 1, "num_hidden_layers": 6, "pad_token_id": 0,
+         "position_embedding_type": "absolute", "type_vocab_size": 2, "vocab_size": 30000},
+        11_092_992,  # without its pooler
+    ),
+    "electra-small-discriminator": (
+        {"architectures": ["ElectraModel"], "embedding_size": 128, "hidden_act": "gelu", "hidden_size": 256,
+         "intermediate_size": 1024, "layer_norm_eps": 1e-12, "max_position_embeddings": 512,
+         "num_attention_heads": 4, "num_hidden_layers": 12, "pad_token_id": 0, "type_vocab_size": 2,
+         "vocab_size": 30522},
+        13_483_008,
+    ),
     "electra-base": (
         {"architectures": ["ElectraForSequenceClassification"], "embedding_size": 768, "hidden_act": "gelu",
          "hidden_size": 768, "id2label": {"0": "LABEL_0"}, "intermediate_size": 3072, "layer_norm_eps": 1e-12,
@@ -199,7 +213,8 @@ def test_the_frequencies_of_gte_are_those_of_its_own_code() -> None:
             {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}},
             "mixed_b must be absent",
         ),
-        ("electra-base", {"embedding_size": 128}, "embedding_size must be hidden_size, 768"),
+        ("paraphrase-albert-small-v2", {"inner_group_num": 2}, "inner_group_num must be 1"),
+        ("paraphrase-albert-small-v2", {"num_hidden_groups": 4}, "num_hidden_groups must divide num_hidden_layers, 6"),
         (
             "jina-embeddings-v2-base-en",
             {"position_embedding_type": "absolute"},

@@ -128,6 +128,19 @@ CASES = (
         {"pos_att_type": ["c2p", "p2c"], "hidden_act": "gelu_new"},
     ),
     EncoderCase("electra", "Electra", {"embedding_size": 64}, {"hidden_act": "gelu_new"}),
+    EncoderCase("electra, narrow embedding", "Electra", {"embedding_size": 32}, {"hidden_act": "gelu_new"}),
+    EncoderCase(
+        "albert",
+        "Albert",
+        {"embedding_size": 32, "hidden_act": "gelu_new", "num_hidden_layers": 3},
+        {"hidden_act": "gelu"},
+    ),
+    EncoderCase(
+        "albert, two groups",
+        "Albert",
+        {"embedding_size": 64, "num_hidden_layers": 4, "num_hidden_groups": 2},
+        {"hidden_act": "gelu"},
+    ),
     EncoderCase("gte", "Gte", {"type_vocab_size": 2}, {"rope_parameters": None, "rope_theta": 1e4}),
     EncoderCase("gte without types", "Gte", {"type_vocab_size": 0}, {"hidden_act": "gelu_new"}, False),
 )

@@ -134,6 +134,16 @@ def test_the_work_of_a_step_is_that_of_matrices_and_of_all_pairs() -> None:
     assert one.flops == 2 * 100 * matrices + 6 * 4 * 384 * 100 * 101
 
 
+def test_layers_that_share_their_weights_are_computed_one_by_one() -> None:
+    """ALBERT's: a plan has the weights of one layer, and the work of six."""
+    shared = facts(MINILM | {"architectures": ["AlbertModel"], "embedding_size": 128})
+    layer, outside = 12 * 384 * 384, 128 * 384
+    work = WorkModel.of(shared.arch, Precision("float32"), 512)
+    assert work.token_flops == 2 * (6 * layer + outside) and work.weight_bytes < 4 * 1.01 * (layer + outside)
+    _, plan, _ = resolve_encoder(AskedConfig(model_path="model"), shared, MACHINE)
+    assert plan.weights_bytes == 4 * shared.num_params
+
+
 @pytest.mark.parametrize("num_tokens", [50, 1000])
 def test_a_window_bounds_the_pairs(num_tokens: int) -> None:
     """Every third layer sees all, and the others 64 tokens on each side."""

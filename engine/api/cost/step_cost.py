@@ -41,7 +41,7 @@ The count is what a perfect implementation must do too. Left out are:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, Protocol, Self
@@ -146,9 +146,15 @@ class WorkModel:
         for layer in range(arch.num_layers):
             own_size = arch.attention_size if isinstance(arch, EncoderArch) else arch.heads(layer).q_size
             sizes[arch.window(layer)] += own_size
-        num_idle = 0 if isinstance(arch, EncoderArch) else arch.num_idle_weights
+        weight_map = weights_of(arch)
+        num_weights = _matrix_weights(weight_map, without=(Component.HEAD,))
+        if isinstance(arch, EncoderArch):  # layers may have the same weights
+            outside = (Component.HEAD, Component.PROJECTION)
+            num_weights += (arch.num_uses - 1) * _matrix_weights(weight_map, without=outside)
+        else:
+            num_weights -= arch.num_idle_weights
         return cls(
-            token_flops=2 * (_matrix_weights(weights_of(arch), without=Component.HEAD) - num_idle),
+            token_flops=2 * num_weights,
             token_bytes=arch.hidden_size * precision.dtype_bytes.value,
             weight_bytes=sum(parts.get(part, 0) for part in Component if part.is_read_by_all),
             attention=tuple(
@@ -288,13 +294,13 @@ def _by_window(arch: Arch, max_model_len: int) -> dict[int | None, list[int]]:
 
 def _active_weights(arch: Arch) -> int:
     """Number of weights in the layers' matrices that one token is multiplied by."""
-    return _matrix_weights(weights(arch), without=Component.HEAD) - arch.num_idle_weights
+    return _matrix_weights(weights(arch), without=(Component.HEAD,)) - arch.num_idle_weights
 
 
-def _matrix_weights(weight_map: WeightMap, without: Component) -> int:
+def _matrix_weights(weight_map: WeightMap, without: Collection[Component]) -> int:
     """Number of weights in the matrices of all other parts."""
     owned = (source.of for source in weight_map.all_sources)
-    matrices = {of.name: of for of in owned if isinstance(of, LinearWeight) and of.component is not without}
+    matrices = {of.name: of for of in owned if isinstance(of, LinearWeight) and of.component not in without}
     return sum(prod(matrix.shape) for matrix in matrices.values())
 
 

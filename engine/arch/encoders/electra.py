@@ -1,6 +1,8 @@
-"""ELECTRA: BERT with other names, and a classifier with a GELU."""
+"""ELECTRA: BERT with other names, a classifier with a GELU, and in small models a narrower embedding."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from inferd.engine.arch.encoder import Classifier, EncoderArch, HeadActivation
 from inferd.engine.arch.encoder_base import bert_like, learned_positions, num_labels
@@ -9,6 +11,7 @@ from inferd.engine.arch.fields import Fields
 
 NAMES = EncoderNames(
     prefixes=("electra.",),
+    projection="embeddings_project",
     classifier=("classifier.dense", "classifier.out_proj"),
     unread=("generator_", "discriminator_", "embeddings.position_ids"),
 )
@@ -16,15 +19,14 @@ NAMES = EncoderNames(
 
 def describe(architecture: str, fields: Fields) -> EncoderArch:
     fields = fields.with_defaults(type_vocab_size=2)
-    hidden_size = fields.integer("hidden_size")
-    if fields.integer("embedding_size", default=hidden_size) != hidden_size:
-        raise fields.refuse("embedding_size", f"must be hidden_size, {hidden_size}: no projection is computed")
-    return bert_like(
+    arch = bert_like(
         architecture,
         fields,
         positions=learned_positions(fields),
         num_token_types=fields.integer("type_vocab_size"),
     )
+    size = fields.integer("embedding_size", default=arch.hidden_size)
+    return arch if size == arch.hidden_size else replace(arch, projected_from=size)
 
 
 def classifier(fields: Fields) -> Classifier:
