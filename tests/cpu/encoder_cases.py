@@ -110,6 +110,9 @@ CASES = (
         {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
         False,
     ),
+    EncoderCase(
+        "modernbert, silu", "ModernBert", MODERN | {"hidden_activation": "silu"}, {"hidden_activation": "gelu"}, False
+    ),
     EncoderCase("nomic bert", "NomicBert", {}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
     EncoderCase("mpnet", "MPNet", {"pad_token_id": 1}, {"layer_norm_eps": 1e-3}, False),
     EncoderCase("distilbert", "DistilBert", {}, {"activation": "gelu_new"}, False, DISTIL),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from inferd.engine.arch.description import Activation
 from inferd.engine.arch.encoder import Classifier, EncoderArch, HeadActivation, Pooling
-from inferd.engine.arch.encoder_base import bert_like, num_labels
+from inferd.engine.arch.encoder_base import ACTIVATIONS, bert_like, num_labels
 from inferd.engine.arch.encoder_tensors import EncoderNames
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.rope import ropes_by_layer_type
@@ -43,6 +44,7 @@ def describe(architecture: str, fields: Fields) -> EncoderArch:
         fields,
         max_positions=fields.integer("max_position_embeddings"),
         activation="hidden_activation",
+        activations={**ACTIVATIONS, "silu": Activation.SILU},
         norm_eps="norm_eps",
     )
     every = fields.integer("global_attn_every_n_layers")

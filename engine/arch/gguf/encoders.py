@@ -80,11 +80,9 @@ def _jina_bert(of: Metadata) -> Config:
 
 def _modern_bert(of: Metadata) -> Config:
     base = of.get("rope.freq_base", 1e4)
-    if of.get("hidden_act", "gelu") != "gelu":
-        raise of.refuse("hidden_act", "must be gelu")
     return {
         "norm_eps": of.required(_EPS),
-        "hidden_activation": "gelu",
+        "hidden_activation": of.get("hidden_act", "gelu"),
         "local_attention": of.required("attention.sliding_window"),
         "global_attn_every_n_layers": of.get("attention.sliding_window_pattern", 3),
         "global_rope_theta": base,
