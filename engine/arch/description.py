@@ -26,6 +26,8 @@ class Activation(StrEnum):
     GELU_TANH = "gelu_tanh"
     GELU_ERF = "gelu_erf"
     """gelu in its exact form, which encoders have."""
+    RELU = "relu"
+    """That of some encoders without a gate."""
 
 
 class NormKind(StrEnum):

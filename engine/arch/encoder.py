@@ -127,8 +127,14 @@ class EncoderArch:
     """Whether scores fall with the distance, in each head by a factor of its own."""
     has_pre_norms: bool = False
     """Whether norms come before attention and MLP, and one behind the layers, and not after the adds. The first layer's
-    attention then has none, because the embedding has one."""
+    attention then has none if the embedding has one."""
+    has_embedding_norm: bool = True
+    """False: the first layer's attention has a norm before it, as all others."""
     has_norm_bias: bool = True
+    has_rms_norms: bool = False
+    """Whether norms divide by the root mean square, and subtract no mean. They have no bias."""
+    scales_scores: bool = True
+    """Whether scores are divided by the root of the head size."""
     has_gate: bool = False
     """Whether the MLP is down(activation(gate(x)) * up(x)); without a gate it is down(activation(up(x)))."""
     splits_gate: bool = False
@@ -145,6 +151,8 @@ class EncoderArch:
     def __post_init__(self) -> None:
         assert len(self.ropes) in (0, self.num_layers) and len(self.windows) in (0, self.num_layers)
         assert self.num_layers % self.num_uses == 0
+        assert self.has_embedding_norm or (self.has_pre_norms and self.positions is None and not self.num_token_types)
+        assert not (self.has_rms_norms and self.has_norm_bias)
         assert self.positions is None or self.max_positions <= self.positions.num_rows - self.positions.first_row
 
     @property
@@ -176,6 +184,15 @@ class EncoderArch:
     def attention_size(self) -> int:
         """Size of all heads of a token."""
         return self.num_heads * self.head_dim
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of the products of queries and keys."""
+        return float(self.head_dim**-0.5) if self.scales_scores else 1.0
+
+    def has_attention_norm(self, layer: int) -> bool:
+        """Whether the attention of a layer has a norm, before it or after its add."""
+        return layer > 0 or not (self.has_pre_norms and self.has_embedding_norm)
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None

@@ -25,6 +25,7 @@ from inferd.engine.arch.encoders import (
     mpnet,
     nomic_bert,
     roberta,
+    t5,
 )
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.shown import shown
@@ -40,8 +41,14 @@ class Family:
     """The functions that read a family's config, and the names of its tensors."""
 
     describe: Callable[[str, Fields], EncoderArch]
-    classifier: Callable[[Fields], Classifier]
+    classifier: Callable[[Fields], Classifier] | None
+    """None: the family has no classifier, and no head for masked tokens."""
     names: EncoderNames
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Ends of its architectures' names."""
+        return _PLAIN[:1] if self.classifier is None else (*_PLAIN, _CLASSIFYING)
 
 
 _GTE = Family(gte.describe, gte.classifier, gte.NAMES)
@@ -60,11 +67,12 @@ _FAMILIES: dict[str, Family] = {
     "New": _GTE,
     "NomicBert": Family(nomic_bert.describe, nomic_bert.classifier, nomic_bert.NAMES),
     "Roberta": _ROBERTA,
+    "T5Encoder": Family(t5.describe, None, t5.NAMES),
     "XLMRoberta": _ROBERTA,
 }
 """Families by the beginning of their architectures' names."""
 
-_ARCHITECTURES = {name + end: family for name, family in _FAMILIES.items() for end in (*_PLAIN, _CLASSIFYING)}
+_ARCHITECTURES = {name + end: family for name, family in _FAMILIES.items() for end in family.ends}
 
 
 def known_encoders() -> tuple[str, ...]:
@@ -96,7 +104,9 @@ def describe_encoder(config: Mapping[str, Any]) -> EncoderArch:
     if fields.has("quantization_config"):
         raise ArchError(f"{architecture}: a quantized checkpoint of an encoder is not supported; give a plain one")
     arch = family.describe(architecture, fields)
-    return replace(arch, classifier=family.classifier(fields)) if architecture.endswith(_CLASSIFYING) else arch
+    if family.classifier is None or not architecture.endswith(_CLASSIFYING):
+        return arch
+    return replace(arch, classifier=family.classifier(fields))
 
 
 def encoder_names(architecture: str) -> EncoderNames:

@@ -117,6 +117,8 @@ class EncoderNames:
     attention_norm: str = "attention.output.LayerNorm"
     up: tuple[str, ...] = ("intermediate.dense",)
     """With a gate, names of the gate and of the up; or that of one tensor that has the gate's rows first."""
+    gate_up: tuple[str, str] | None = None
+    """Names of the gate and of the up in a family whose MLP may have a gate, or none and the names above."""
     has_up_first: bool = False
     """Whether that one tensor has the up's rows first."""
     down: str = "output.dense"
@@ -150,7 +152,8 @@ def named_in_full(tensors: Mapping[str, Tensor], names: EncoderNames) -> dict[st
 
 def weight_map(arch: EncoderArch, names: EncoderNames) -> WeightMap:
     """Every tensor of `arch` in a checkpoint that uses `names`, without prefixes."""
-    names = replace(names, up=SPLIT_GATE) if arch.splits_gate else names
+    gate_up = SPLIT_GATE if arch.splits_gate else names.gate_up if arch.has_gate else None
+    names = names if gate_up is None else replace(names, up=gate_up)
     sources: list[AnySource] = [*_embeddings(arch, names)]
     if arch.projected_from is not None:
         sources += _modules(Formats(None), "", (names.projection,), projection(arch))
@@ -162,7 +165,7 @@ def weight_map(arch: EncoderArch, names: EncoderNames) -> WeightMap:
         sources += _modules(formats, theirs, (names.o,), o)
         sources += _modules(formats, theirs, names.up, up, UpFirst() if names.has_up_first else None)
         sources += _modules(formats, theirs, (names.down,), down)
-        if layer or not arch.has_pre_norms:
+        if arch.has_attention_norm(layer):
             sources += _norm(arch, theirs + names.attention_norm, stream_norm(arch, "attention_norm", owner))
         sources += _norm(arch, theirs + names.mlp_norm, stream_norm(arch, "mlp_norm", owner))
     if arch.has_pre_norms:
@@ -191,7 +194,8 @@ def _embeddings(arch: EncoderArch, names: EncoderNames) -> Iterator[Source]:
         yield Source.whole(f"{names.distances}.weight", distances(arch))
         if arch.disentangled.has_norm:
             yield from _norm(arch, names.distance_norm, stream_norm(arch, "distance_norm"))
-    yield from _norm(arch, names.embedding_norm, stream_norm(arch, EMBEDDING_NORM))
+    if arch.has_embedding_norm:
+        yield from _norm(arch, names.embedding_norm, stream_norm(arch, EMBEDDING_NORM))
 
 
 def _norm(arch: EncoderArch, module: str, weight: Weight) -> Iterator[Source]:

@@ -20,7 +20,7 @@ from inferd.engine.arch.matrix import Weight
 from inferd.engine.layers.branch import GATES
 from inferd.engine.layers.disentangled import DisentangledAttention, DistanceTable
 from inferd.engine.layers.linear import Linear
-from inferd.engine.layers.norm import LayerNorm
+from inferd.engine.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from inferd.engine.layers.packed_batch import PackedBatch
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.ops.embed import embed
@@ -29,12 +29,18 @@ from inferd.kernels.ops.packed_attention import packed_attention
 from inferd.kernels.ops.rope import rope_and_cache
 from inferd.kernels.ops.scaled_add import added
 
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {Activation.GELU_TANH: gelu, Activation.GELU_ERF: gelu_erf}
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.GELU_TANH: gelu,
+    Activation.GELU_ERF: gelu_erf,
+    Activation.RELU: torch.relu,
+}
 """Activations of MLPs without a gate."""
 
 
-def encoder_norm(arch: EncoderArch, place: Placement, own: str, owner: str = "") -> LayerNorm:
+def encoder_norm(arch: EncoderArch, place: Placement, own: str, owner: str = "") -> Norm:
     weight = encoder_tensors.stream_norm(arch, own, owner)
+    if arch.has_rms_norms:
+        return RMSNorm(weight, arch.norm_eps, place)
     return LayerNorm(weight, arch.norm_eps, place, has_bias=arch.has_norm_bias)
 
 
@@ -52,7 +58,8 @@ class EncoderEmbedding:
         for weight in needed:
             place.take(weight, partial(self._take, weight.name), place.recipe.narrow)
         self._has_types, self._has_positions = bool(arch.num_token_types), arch.positions is not None
-        self._norm = encoder_norm(arch, place, encoder_tensors.EMBEDDING_NORM)
+        own = encoder_tensors.EMBEDDING_NORM
+        self._norm = encoder_norm(arch, place, own) if arch.has_embedding_norm else NoNorm()
         self._project = None if arch.projected_from is None else Linear(encoder_tensors.projection(arch), place)
 
     def _take(self, name: str, table: Tensor) -> None:
@@ -127,6 +134,7 @@ class PackedAttention:
         qkv, o = encoder_tensors.attention(arch, layer)
         self._qkv, self._o, self._bias = Linear(qkv, place), Linear(o, place), bias
         self._num_heads, self._head_dim, self._window = arch.num_heads, arch.head_dim, arch.window(layer)
+        self._scale = arch.score_scale
 
     def __call__(self, x: Tensor, batch: PackedBatch, cos_sin: Tensor | None) -> Tensor:
         """cos_sin [P, D] fp32: as of `rope_and_cache`; None without rope."""
@@ -136,7 +144,7 @@ class PackedAttention:
             rotated = self._rotated(heads[:, : 2 * self._num_heads], cos_sin, batch)
             q, k = torch.split(rotated, self._num_heads, dim=1)
         bias = None if self._bias is None else self._bias.distances
-        attended = packed_attention(q, k, v, batch.starts, self._head_dim**-0.5, self._window, bias)
+        attended = packed_attention(q, k, v, batch.starts, self._scale, self._window, bias)
         return self._o(attended.flatten(1))
 
     def _rotated(self, heads: Tensor, cos_sin: Tensor, batch: PackedBatch) -> Tensor:
@@ -177,8 +185,8 @@ class EncoderLayer:
             else PackedAttention(arch, layer, place, bias)
         )
         self._mlp = EncoderMLP(arch, layer, place)
-        has_first_norm = bool(layer) or not arch.has_pre_norms
-        self._attention_norm = encoder_norm(arch, place, "attention_norm", owner) if has_first_norm else None
+        has_norm = arch.has_attention_norm(layer)
+        self._attention_norm = encoder_norm(arch, place, "attention_norm", owner) if has_norm else None
         self._mlp_norm = encoder_norm(arch, place, "mlp_norm", owner)
 
     def __call__(
@@ -190,7 +198,7 @@ class EncoderLayer:
             x = self._attention_norm.add(self._attention(x, batch, cos_sin), x)[0]
             return self._mlp_norm.add(self._mlp(x), x)[0], None
         if residual is None:
-            normed, stream = x, x
+            normed, stream = x if self._attention_norm is None else self._attention_norm(x), x
         else:
             assert self._attention_norm is not None
             normed, stream = self._attention_norm.add(x, residual)

@@ -115,6 +115,13 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "vocab_size": 30522},
         13_483_008,
     ),
+    "sentence-t5-base": (
+        {"architectures": ["T5EncoderModel"], "d_ff": 3072, "d_kv": 64, "d_model": 768, "feed_forward_proj": "relu",
+         "is_encoder_decoder": True, "layer_norm_epsilon": 1e-06, "model_type": "t5", "n_positions": 512,
+         "num_decoder_layers": 12, "num_heads": 12, "num_layers": 12, "pad_token_id": 0,
+         "relative_attention_num_buckets": 32, "torch_dtype": "float16", "vocab_size": 32128},
+        109_628_544,
+    ),
     "electra-base": (
         {"architectures": ["ElectraForSequenceClassification"], "embedding_size": 768, "hidden_act": "gelu",
          "hidden_size": 768, "id2label": {"0": "LABEL_0"}, "intermediate_size": 3072, "layer_norm_eps": 1e-12,
@@ -213,6 +220,9 @@ def test_the_frequencies_of_gte_are_those_of_its_own_code() -> None:
             {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}},
             "mixed_b must be absent",
         ),
+        ("sentence-t5-base", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj must be one of relu, gated-gelu"),
+        ("sentence-t5-base", {"relative_attention_num_buckets": 30}, "max_distance must be above a quarter"),
+        ("sentence-t5-base", {"relative_attention_max_distance": 8}, "max_distance must be above a quarter"),
         ("paraphrase-albert-small-v2", {"inner_group_num": 2}, "inner_group_num must be 1"),
         ("paraphrase-albert-small-v2", {"num_hidden_groups": 4}, "num_hidden_groups must divide num_hidden_layers, 6"),
         (
