@@ -21,6 +21,7 @@ from inferd.engine.arch.encoders import (
     electra,
     gte,
     jina_bert,
+    jina_v3,
     modernbert,
     mpnet,
     nomic_bert,
@@ -51,6 +52,7 @@ class Family:
         return _PLAIN[:1] if self.classifier is None else (*_PLAIN, _CLASSIFYING)
 
 
+_JINA_V3 = Family(jina_v3.describe, jina_v3.classifier, jina_v3.NAMES)
 _GTE = Family(gte.describe, gte.classifier, gte.NAMES)
 _ROBERTA = Family(roberta.describe, roberta.classifier, roberta.NAMES)
 _FAMILIES: dict[str, Family] = {
@@ -62,6 +64,7 @@ _FAMILIES: dict[str, Family] = {
     "Electra": Family(electra.describe, electra.classifier, electra.NAMES),
     "Gte": _GTE,
     "JinaBert": Family(jina_bert.describe, jina_bert.classifier, jina_bert.NAMES),
+    "JinaEmbeddingsV3": _JINA_V3,
     "MPNet": Family(mpnet.describe, mpnet.classifier, mpnet.NAMES),
     "ModernBert": Family(modernbert.describe, modernbert.classifier, modernbert.NAMES),
     "New": _GTE,
@@ -69,6 +72,7 @@ _FAMILIES: dict[str, Family] = {
     "Roberta": _ROBERTA,
     "T5Encoder": Family(t5.describe, None, t5.NAMES),
     "XLMRoberta": _ROBERTA,
+    "XLMRobertaFlash": _JINA_V3,
 }
 """Families by the beginning of their architectures' names."""
 
@@ -135,7 +139,8 @@ def _architecture(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     match names:
         case [str(name)] if name in _ARCHITECTURES:
-            return name
+            is_jinas = name.startswith("XLMRoberta") and jina_v3.is_jinas(config)
+            return f"XLMRobertaFlash{name.removeprefix('XLMRoberta').removeprefix('Flash')}" if is_jinas else name
     known = ", ".join(known_encoders())
     rule = "architectures must be that of an encoder"
     raise ArchError(f"config.json: {rule}, but it is {shown(names)}; known are: {known}")

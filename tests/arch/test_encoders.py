@@ -122,6 +122,22 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "relative_attention_num_buckets": 32, "torch_dtype": "float16", "vocab_size": 32128},
         109_628_544,
     ),
+    "jina-embeddings-v3-hf": (
+        {"architectures": ["JinaEmbeddingsV3Model"], "hidden_act": "gelu", "hidden_size": 1024,
+         "intermediate_size": 4096, "layer_norm_eps": 1e-05, "max_position_embeddings": 8194,
+         "model_type": "jina_embeddings_v3", "num_attention_heads": 16, "num_hidden_layers": 24, "pad_token_id": 1,
+         "rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"}, "type_vocab_size": 1,
+         "vocab_size": 250002},
+        558_314_496,  # without its pooler
+    ),
+    "jina-reranker-v2-base-multilingual": (
+        {"architectures": ["XLMRobertaForSequenceClassification"], "hidden_act": "gelu", "hidden_size": 768,
+         "id2label": {"0": "LABEL_0"}, "intermediate_size": 3072, "layer_norm_eps": 1e-05,
+         "max_position_embeddings": 1026, "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1,
+         "position_embedding_type": "absolute", "torch_dtype": "bfloat16", "type_vocab_size": 1,
+         "use_flash_attn": True, "vocab_size": 250002},
+        278_437_633,
+    ),
     "electra-base": (
         {"architectures": ["ElectraForSequenceClassification"], "embedding_size": 768, "hidden_act": "gelu",
          "hidden_size": 768, "id2label": {"0": "LABEL_0"}, "intermediate_size": 3072, "layer_norm_eps": 1e-12,
@@ -180,6 +196,16 @@ def test_the_fields_of_nomic_bert_may_have_either_name() -> None:
     assert describe_encoder(other) == arch
 
 
+def test_jinas_xlm_roberta() -> None:
+    arch = described("jina-embeddings-v3-hf")
+    assert arch.ropes == (Rope(20_000.0, 64),) * 24 and arch.positions is None and arch.max_positions == 8194
+    old = described("jina-reranker-v2-base-multilingual", position_embedding_type="rotary", rotary_emb_base=1e4)
+    assert old.ropes == (Rope(10_000.0, 64),) * 12 and old.positions is None
+    ranks = described("jina-reranker-v2-base-multilingual")
+    assert ranks.positions is not None and (ranks.positions.num_rows, ranks.positions.first_row) == (1026, 2)
+    assert not ranks.ropes
+
+
 def test_mpnet() -> None:
     arch = described("all-mpnet-base-v2")
     assert (arch.positions, arch.max_positions) == (PositionTable(514, first_row=2), 512)
@@ -219,6 +245,11 @@ def test_the_frequencies_of_gte_are_those_of_its_own_code() -> None:
             "gte-multilingual-base",
             {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}},
             "mixed_b must be absent",
+        ),
+        (
+            "jina-reranker-v2-base-multilingual",
+            {"lora_adaptations": ["retrieval.query"], "position_embedding_type": "rotary"},
+            "lora_adaptations must be empty: vectors need the adapter of a task",
         ),
         ("sentence-t5-base", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj must be one of relu, gated-gelu"),
         ("sentence-t5-base", {"relative_attention_num_buckets": 30}, "max_distance must be above a quarter"),

@@ -114,6 +114,12 @@ CASES = (
         "modernbert, silu", "ModernBert", MODERN | {"hidden_activation": "silu"}, {"hidden_activation": "gelu"}, False
     ),
     EncoderCase("nomic bert", "NomicBert", {}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+    EncoderCase(
+        "jina v3",
+        "JinaEmbeddingsV3",
+        {"type_vocab_size": 2, "layer_norm_eps": 1e-5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
     EncoderCase("mpnet", "MPNet", {"pad_token_id": 1}, {"layer_norm_eps": 1e-3}, False),
     EncoderCase("distilbert", "DistilBert", {}, {"activation": "gelu_new"}, False, DISTIL),
     EncoderCase("deberta", "DebertaV2", DEBERTA, {"position_buckets": 24, "max_relative_positions": 60}, False),

@@ -6,6 +6,7 @@ error of transformers' own run in the checkpoint's dtype. With one detail change
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from inferd.engine.arch.encoder_registry import describe_encoder, is_encoder
 from inferd.engine.models import encoder as encoder_module
 from inferd.engine.models.encoder import Encoder
 from inferd.engine.quant.recipe import RECIPES, recipes
+from tests.cpu.checkpoints import read_config
 from tests.cpu.encoder_cases import CASES, VOCAB, EncoderCase, load_encoder, load_transformers
 
 RATIO = {torch.float32: 1.5, torch.bfloat16: 1.2}
@@ -94,6 +98,35 @@ def test_logits_are_as_near_to_fp64_as_transformers_own(case: EncoderCase, dtype
     assert ours.shape == (len(LENGTHS), 3) and ours.dtype == torch.float32
     assert rms(ours - exact) < max(LOGITS_RATIO * rms(theirs - exact), LARGEST)
     assert rms(exact - exact.roll(1, 0)) > 10 * rms(ours - exact), "the texts have nearly the same logits"
+
+
+def test_the_names_of_jinas_own_code(tmp_path: Path) -> None:
+    """jina-reranker-v2 is an XLM-RoBERTa with q, k and v in one tensor, whose config calls it one."""
+    case = next(case for case in CASES if case.name == "xlm-roberta")
+    case.save(tmp_path, end=CLASSIFIES)
+    ids, types = random_inputs(case)
+    plain = load_encoder(tmp_path, torch.float32)
+    names = {
+        "attention.output.dense": "mixer.out_proj", "attention.output.LayerNorm": "norm1",
+        "intermediate.dense": "mlp.fc1", "output.dense": "mlp.fc2", "output.LayerNorm": "norm2",
+        "embeddings.LayerNorm": "emb_ln", "encoder.layer.": "encoder.layers.",
+    }  # fmt: skip
+    found: dict[str, Tensor] = {}
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        own = name
+        for theirs, jinas in names.items():
+            own = own.replace(theirs, jinas)
+        found[own] = tensor
+    for query in [name for name in found if ".self.query." in name]:
+        parts = [found.pop(query.replace("query", part)) for part in ("query", "key", "value")]
+        found[query.replace("attention.self.query", "mixer.Wqkv")] = torch.cat(parts)
+    save_file(found, tmp_path / "model.safetensors")
+    config = read_config(tmp_path) | {"use_flash_attn": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert is_encoder(config) and describe_encoder(config).architecture == "XLMRobertaFlashForSequenceClassification"
+    hidden, jinas_own = plain.forward(ids, STARTS, types), load_encoder(tmp_path, torch.float32)
+    assert torch.equal(jinas_own.forward(ids, STARTS, types), hidden)
+    assert torch.equal(jinas_own.logits(hidden, STARTS), plain.logits(hidden, STARTS))
 
 
 def test_dropped_token_types_show(tmp_path: Path) -> None:
