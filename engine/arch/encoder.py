@@ -26,12 +26,14 @@ class HeadActivation(StrEnum):
 
 
 class Pooling(StrEnum):
-    """Hidden state of a text that a classifier reads."""
+    """Hidden states of a text that a classifier reads."""
 
     FIRST = "first"
     """That of the first token."""
     MEAN = "mean"
     """The mean of all tokens."""
+    LATE = "late"
+    """Each token's. The text's logits are the mean of theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class EncoderArch:
     activation: Activation
     dtype: str
     """Dtype of the stored weights, as config.json names it: float32, bfloat16 or float16."""
+    num_kv_heads: int | None = None
+    """Heads of K and of V; None: as many as of q."""
     projected_from: int | None = None
     """Size of the embedding's rows and norm, if a matrix makes hidden states of them; None: they have hidden size."""
     num_uses: int = 1
@@ -184,6 +188,12 @@ class EncoderArch:
     def attention_size(self) -> int:
         """Size of all heads of a token."""
         return self.num_heads * self.head_dim
+
+    @property
+    def head_counts(self) -> tuple[int, int, int]:
+        """Number of heads of q, k and v."""
+        num_kv_heads = self.num_kv_heads or self.num_heads
+        return self.num_heads, num_kv_heads, num_kv_heads
 
     @property
     def score_scale(self) -> float:

@@ -54,10 +54,11 @@ def projection(arch: EncoderArch) -> LinearWeight:
 
 def attention(arch: EncoderArch, layer: int) -> tuple[LinearWeight, LinearWeight]:
     """qkv and o of a layer."""
-    heads, outputs = Axis(arch.attention_size, arch.num_heads), (Axis.of_rows(arch.hidden_size),)
+    heads = tuple(Axis(count * arch.head_dim, count) for count in arch.head_counts)
+    outputs = (Axis.of_rows(arch.hidden_size),)
     part = Component.ATTENTION
     return (
-        _linear(layer, "attention.qkv", part, (heads,) * 3, arch.hidden_size, arch.has_qkv_bias),
+        _linear(layer, "attention.qkv", part, heads, arch.hidden_size, arch.has_qkv_bias),
         _linear(layer, "attention.o", part, outputs, arch.attention_size, arch.has_o_bias),
     )
 

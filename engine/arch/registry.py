@@ -138,8 +138,6 @@ _BODIES = (
     "Model",
 )  # fmt: skip
 """Ends of the names of a family's models without the head from which tokens are drawn."""
-_ENCODERS = dict.fromkeys(("EuroBertModel", "EuroBertForMaskedLM"), "LlamaForCausalLM")
-"""Encoders, and the decoders that they are but for their attention."""
 _LABELS_OF = {"avg": True, "last": False}
 """Value of `pooling` of a classifier whose tokens see those behind them -> whether it reads the mean."""
 
@@ -159,7 +157,7 @@ def _generating(name: str) -> str:
         known = name.removesuffix(end) + _GENERATING
         if name.endswith(end) and known in _FAMILIES:
             return known
-    return _ENCODERS.get(name, name)
+    return name
 
 
 def sees_behind(config: Mapping[str, Any]) -> bool:
@@ -168,7 +166,7 @@ def sees_behind(config: Mapping[str, Any]) -> bool:
         case [str(name)] if _generating(name) in _FAMILIES:
             is_named = name.removesuffix(_CLASSIFYING).removesuffix("Model").endswith(_BIDIRECTIONAL)
             flags = config.get("is_causal") is False, config.get("use_bidirectional_attention") is True
-            return is_named or name in _ENCODERS or any(flags)
+            return is_named or any(flags)
     return False
 
 

@@ -133,16 +133,16 @@ class PackedAttention:
     def __init__(self, arch: EncoderArch, layer: int, place: Placement, bias: BiasTable | Alibi | None) -> None:
         qkv, o = encoder_tensors.attention(arch, layer)
         self._qkv, self._o, self._bias = Linear(qkv, place), Linear(o, place), bias
-        self._num_heads, self._head_dim, self._window = arch.num_heads, arch.head_dim, arch.window(layer)
+        self._counts, self._head_dim, self._window = arch.head_counts, arch.head_dim, arch.window(layer)
         self._scale = arch.score_scale
 
     def __call__(self, x: Tensor, batch: PackedBatch, cos_sin: Tensor | None) -> Tensor:
         """cos_sin [P, D] fp32: as of `rope_and_cache`; None without rope."""
-        heads = self._qkv(x).view(x.shape[0], 3 * self._num_heads, self._head_dim)
-        q, k, v = torch.split(heads, self._num_heads, dim=1)
+        heads = self._qkv(x).view(x.shape[0], sum(self._counts), self._head_dim)
+        q, k, v = torch.split(heads, list(self._counts), dim=1)
         if cos_sin is not None:
-            rotated = self._rotated(heads[:, : 2 * self._num_heads], cos_sin, batch)
-            q, k = torch.split(rotated, self._num_heads, dim=1)
+            turned = list(self._counts[:2])
+            q, k = torch.split(self._rotated(heads[:, : sum(turned)], cos_sin, batch), turned, dim=1)
         bias = None if self._bias is None else self._bias.distances
         attended = packed_attention(q, k, v, batch.starts, self._scale, self._window, bias)
         return self._o(attended.flatten(1))
@@ -225,12 +225,20 @@ class ClassifierHead:
 
     def __call__(self, hidden: Tensor, starts: Tensor) -> Tensor:
         """Every sequence has a token."""
-        x = self._act(self._dense(self._pooled(hidden, starts)))
+        match self._pooling:
+            case Pooling.FIRST:
+                return self._logits(embed(starts[:-1].to(torch.int64), hidden))
+            case Pooling.MEAN:
+                return self._logits(_means(hidden, starts))
+            case Pooling.LATE:
+                return _means(self._logits(hidden), starts)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        x = self._act(self._dense(x))
         return self._out(x if self._norm is None else self._norm(x))
 
-    def _pooled(self, hidden: Tensor, starts: Tensor) -> Tensor:
-        if self._pooling is Pooling.FIRST:
-            return embed(starts[:-1].to(torch.int64), hidden)
-        bounds = starts.tolist()
-        means = [hidden[first:end].float().mean(0) for first, end in pairwise(bounds)]
-        return torch.stack(means).to(hidden.dtype)
+
+def _means(rows: Tensor, starts: Tensor) -> Tensor:
+    """The mean of each sequence's rows, in their dtype."""
+    means = [rows[first:end].float().mean(0) for first, end in pairwise(starts.tolist())]
+    return torch.stack(means).to(rows.dtype)

@@ -138,6 +138,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "use_flash_attn": True, "vocab_size": 250002},
         278_437_633,
     ),
+    "EuroBERT-210m": (
+        {"architectures": ["EuroBertForMaskedLM"], "attention_bias": False, "clf_pooling": "late", "head_dim": 64,
+         "hidden_act": "silu", "hidden_size": 768, "intermediate_size": 3072, "max_position_embeddings": 8192,
+         "mlp_bias": False, "num_attention_heads": 12, "num_hidden_layers": 12, "num_key_value_heads": 12,
+         "pad_token_id": 128001, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 250000,
+         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256},
+        211_766_016,  # without its head for masked tokens
+    ),
     "electra-base": (
         {"architectures": ["ElectraForSequenceClassification"], "embedding_size": 768, "hidden_act": "gelu",
          "hidden_size": 768, "id2label": {"0": "LABEL_0"}, "intermediate_size": 3072, "layer_norm_eps": 1e-12,
@@ -194,6 +202,14 @@ def test_the_fields_of_nomic_bert_may_have_either_name() -> None:
              "num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 2, "vocab_size": 30528,
              "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"}}  # fmt: skip
     assert describe_encoder(other) == arch
+
+
+def test_eurobert() -> None:
+    arch = described("EuroBERT-210m")
+    assert arch.ropes == (Rope(250_000.0, 64),) * 12 and arch.head_counts == (12, 12, 12) and arch.max_positions == 8192
+    assert arch.has_rms_norms and arch.has_pre_norms and not arch.has_embedding_norm and arch.has_gate
+    judges = described("EuroBERT-210m", architectures=["EuroBertForSequenceClassification"], clf_pooling="bos")
+    assert judges.classifier == Classifier(2, HeadActivation.GELU_ERF, Pooling.FIRST)
 
 
 def test_jinas_xlm_roberta() -> None:

@@ -57,6 +57,8 @@ DEBERTA: dict[str, Any] = {
     "type_vocab_size": 0,
 }
 
+EURO: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3}
+
 
 @dataclass(frozen=True)
 class EncoderCase:
@@ -114,6 +116,16 @@ CASES = (
         "modernbert, silu", "ModernBert", MODERN | {"hidden_activation": "silu"}, {"hidden_activation": "gelu"}, False
     ),
     EncoderCase("nomic bert", "NomicBert", {}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+    EncoderCase(
+        "eurobert", "EuroBert", EURO | {"num_key_value_heads": 2, "rms_norm_eps": 1e-3}, {"rms_norm_eps": 1e-2}, False
+    ),
+    EncoderCase(
+        "eurobert, biases, mean",
+        "EuroBert",
+        EURO | {"attention_bias": True, "mlp_bias": True, "classifier_pooling": "mean"},
+        {"rope_theta": 5e3, "rope_parameters": None},
+        False,
+    ),
     EncoderCase(
         "jina v3",
         "JinaEmbeddingsV3",
