@@ -78,6 +78,14 @@ _FAMILIES: dict[str, Family] = {
 }
 """Families by the beginning of their architectures' names."""
 
+_REFUSED = {
+    "HF_ColBERT": "it gives a vector for each token through a matrix of its own, which is not computed",
+    "NVEmbedModel": "it pools by an attention to learned vectors, which is not computed",
+    "NeoBERT": "its layers are not computed",
+    "NeoBERTForSequenceClassification": "its layers are not computed",
+}
+"""Other encoders, by the names of their architectures -> why they are refused."""
+
 _ARCHITECTURES = {name + end: family for name, family in _FAMILIES.items() for end in family.ends}
 
 
@@ -87,10 +95,10 @@ def known_encoders() -> tuple[str, ...]:
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Whether config.json names an architecture that `describe_encoder` knows, or is that of a decoder whose tokens see
-    those behind them too."""
+    """Whether config.json names an architecture that `describe_encoder` knows, or refuses for a reason of its own, or
+    is that of a decoder whose tokens see those behind them too."""
     match config.get("architectures"):
-        case [str(name)] if name in _ARCHITECTURES:
+        case [str(name)] if name in _ARCHITECTURES or name in _REFUSED:
             return True
     return registry.sees_behind(config)
 
@@ -143,6 +151,8 @@ def _architecture(config: Mapping[str, Any]) -> str:
         case [str(name)] if name in _ARCHITECTURES:
             is_jinas = name.startswith("XLMRoberta") and jina_v3.is_jinas(config)
             return f"XLMRobertaFlash{name.removeprefix('XLMRoberta').removeprefix('Flash')}" if is_jinas else name
+        case [str(name)] if name in _REFUSED:
+            raise ArchError(f"{name} cannot be served: {_REFUSED[name]}; known are: {', '.join(known_encoders())}")
     known = ", ".join(known_encoders())
     rule = "architectures must be that of an encoder"
     raise ArchError(f"config.json: {rule}, but it is {shown(names)}; known are: {known}")
