@@ -21,7 +21,9 @@ from unittest import mock
 import torch
 import transformers
 from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from inferd.engine.arch.gguf.splitters import SPLITTERS
 
 FOLDER = Path(__file__).parent / "gguf_encoders"
 ROOT = Path(__file__).parents[2]
@@ -86,6 +88,25 @@ def roberta_bpe(folder: Path) -> None:
 
 def modern_bpe(folder: Path) -> None:
     byte_level(folder, WORDPIECE, normalizers.NFC(), "[SEP]")
+
+
+def llama_bpe(folder: Path) -> None:
+    """EuroBERT's kind: Llama 3's words, and a token before and behind each text."""
+    made = Tokenizer(models.BPE(ignore_merges=True))
+    split = pre_tokenizers.Split(Regex(SPLITTERS["llama-bpe"].patterns[0]), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    made.decoder = decoders.ByteLevel()
+    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|pad|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        page(), trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    )
+    first, last = special[:2]
+    around = f"{first} $A {last} {first}:1 $B:1 {last}:1"
+    made.post_processor = processors.TemplateProcessing(
+        f"{first} $A {last}", around, [(token, made.token_to_id(token)) for token in (first, last)]
+    )
+    write_tokenizer(folder, made, bos_token=first, eos_token=last, pad_token=special[2])
 
 
 def sentencepiece(folder: Path) -> None:
@@ -194,6 +215,13 @@ CASES = (
         WIDE | LABELS | {"local_attention": 16, "global_attn_every_n_layers": 2, "pad_token_id": 0, "bos_token_id": 2,
                          "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3, "classifier_pooling": "mean"},
         "ForSequenceClassification", splitter="modern-bert", written={"layer_norm_eps": 1e-5},
+    ),
+    GgufEncoderCase(
+        "eurobert", "EuroBert", llama_bpe,
+        WIDE | {"num_key_value_heads": 1, "rms_norm_eps": 1e-5, "pad_token_id": 2, "bos_token_id": 0, "eos_token_id": 1,
+                "mask_token_id": 2, "classifier_pooling": "mean",
+                "rope_parameters": {"rope_type": "default", "rope_theta": 2.5e5}},
+        splitter="llama-bpe", pooling="mean_tokens",
     ),
     GgufEncoderCase(
         "nomic-bert", "NomicBert", wordpiece, WIDE, pooling="mean_tokens",

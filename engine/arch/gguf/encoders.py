@@ -32,7 +32,6 @@ from inferd.engine.arch.shown import shown
 _LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
 _CLASSIFIER = ("cls.weight", CLASSES)
 _CONVERTED = "give the folder with safetensors files that it was converted from"
-_EPS = "attention.layer_norm_epsilon"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,11 @@ class GgufEncoder:
     """Beginning of the name in config.json's `architectures`."""
     fields: Callable[[Metadata], Config]
     """Fields of config.json beside the common ones."""
-    attention_norm: str = "attn_output_norm"
-    mlp_norm: str = "layer_output_norm"
+    norms: tuple[str, str] = ("attn_output_norm", "layer_output_norm")
+    """Names of the norms of attention and MLP."""
+    eps: str = "attention.layer_norm_epsilon"
+    has_cls: bool = True
+    """Whether CLS and SEP stand around a text, whatever the file says. Otherwise it says what does, as a decoder's."""
 
 
 def _bert_family(of: Metadata) -> str:
@@ -81,7 +83,7 @@ def _jina_bert(of: Metadata) -> Config:
 def _modern_bert(of: Metadata) -> Config:
     base = of.get("rope.freq_base", 1e4)
     return {
-        "norm_eps": of.required(_EPS),
+        "norm_eps": of.required("attention.layer_norm_epsilon"),
         "hidden_activation": of.get("hidden_act", "gelu"),
         "local_attention": of.required("attention.sliding_window"),
         "global_attn_every_n_layers": of.get("attention.sliding_window_pattern", 3),
@@ -92,10 +94,24 @@ def _modern_bert(of: Metadata) -> Config:
     }
 
 
+def _eurobert(of: Metadata) -> Config:
+    return {
+        "rms_norm_eps": of.required(_RMS_EPS),
+        "num_key_value_heads": of.get("attention.head_count_kv"),
+        "head_dim": of.get("attention.key_length"),
+        "rope_theta": of.get("rope.freq_base", 1e4),
+        "rope_scaling": rope_scaling(of),
+        "attention_bias": "blk.0.attn_q.bias" in of.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in of.tensors,
+    }
+
+
+_RMS_EPS, _BEFORE = "attention.layer_norm_rms_epsilon", ("attn_norm", "ffn_norm")
 ENCODERS: Mapping[str, GgufEncoder] = {
     "bert": GgufEncoder(_bert_family, _bert),
+    "eurobert": GgufEncoder(lambda _: "EuroBert", _eurobert, _BEFORE, _RMS_EPS, has_cls=False),
     "jina-bert-v2": GgufEncoder(lambda _: "JinaBert", _jina_bert),
-    "modern-bert": GgufEncoder(lambda _: "ModernBert", _modern_bert, attention_norm="attn_norm", mlp_norm="ffn_norm"),
+    "modern-bert": GgufEncoder(lambda _: "ModernBert", _modern_bert, _BEFORE),
     "nomic-bert": GgufEncoder(lambda _: "NomicBert", _nomic_bert),
 }
 """Encoders by their names in `general.architecture`."""
@@ -131,7 +147,7 @@ def encoder_config_of(of: Metadata, encoder: GgufEncoder) -> Config:
         "num_hidden_layers": num_layers(of),
         "num_attention_heads": of.required("attention.head_count"),
         "max_position_embeddings": of.required("context_length"),
-        "layer_norm_eps": of.required(_EPS),
+        "layer_norm_eps": of.required(encoder.eps),
         "type_vocab_size": 0 if types is None else types.shape[0],
         "dtype": dtype_of(of),
         **({"id2label": labels_of(of)} if classifies else {}),
@@ -186,7 +202,8 @@ def _outside(names: EncoderNames) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "token_embd", (names.embed,)
     yield "position_embd", (names.positions,)
     yield "token_types", (names.token_types,)
-    yield "token_embd_norm", (names.embedding_norm,)
+    if names.embedding_norm:
+        yield "token_embd_norm", (names.embedding_norm,)
     if names.final_norm:
         yield "output_norm", (names.final_norm,)
     yield from zip(("cls", "cls.output"), ((name,) for name in names.classifier), strict=True)
@@ -199,10 +216,10 @@ def _in_layer(names: EncoderNames, encoder: GgufEncoder, *, has_gate: bool) -> d
     found = {
         "attn_qkv": names.qkv,
         "attn_output": (names.o,),
-        encoder.attention_norm: (names.attention_norm,),
+        encoder.norms[0]: (names.attention_norm,),
         "ffn_up": names.up,
         "ffn_down": (names.down,),
-        encoder.mlp_norm: (names.mlp_norm,),
+        encoder.norms[1]: (names.mlp_norm,),
     }
     if len(names.qkv) > 1:
         found |= {f"attn_{part}": (name,) for part, name in zip("qkv", names.qkv, strict=True)}

@@ -60,7 +60,7 @@ def _named(splitter: Splitter, *names: str) -> dict[str, Splitter]:
 SPLITTERS: dict[str, Splitter] = {
     **_named(
         Splitter((_LLAMA3,), keeps_known_words=True, begins_with_bos=True),
-        "llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "lfm2",
+        "llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "lfm2", "jina-v5-nano",
     ),
     **_named(Splitter((_LLAMA3,)), "dbrx", "smaug-bpe", "chatglm-bpe"),
     **_named(Splitter((_LLAMA3,), keeps_known_words=True), "glm4"),

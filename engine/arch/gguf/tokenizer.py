@@ -67,12 +67,12 @@ def tokenizer_of(values: Mapping[str, Value]) -> Json:
         raise GgufError(f"tokenizer.ggml.model must be one of {', '.join(kinds)}, but is {shown(vocabulary.kind)}")
     architecture = str(values.get("general.architecture", ""))
     made = kinds[vocabulary.kind](vocabulary, architecture)
+    is_wrapped = architecture in ENCODERS and ENCODERS[architecture].has_cls
     return {
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": list(_added_tokens(vocabulary, architecture)),
         **made,
-        "post_processor": (around_texts(vocabulary, architecture) if architecture in ENCODERS
-                           else _post_processor(vocabulary)),
+        "post_processor": (around_texts(vocabulary, architecture) if is_wrapped else _post_processor(vocabulary)),
     }  # fmt: skip
 
 
