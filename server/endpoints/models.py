@@ -71,6 +71,7 @@ def _card(service: Service, name: str) -> Model:
         "parent": None if adapter is None else model.names[0],
         "max_model_len": model.max_model_len,
         "context_length": model.max_model_len,
+        "task": model.task,
     }
     lifecycle = service.router.lifecycle
     if lifecycle.is_asleep or lifecycle.state in (State.UNLOADED, State.LOADING, State.FAILED):

@@ -375,8 +375,8 @@ PLAYGROUND_FILES = tuple(
     Route("GET", f"/playground/{name}", Access.PUBLIC, _OPERATE, "A file of that page.", bytes)
     for name in (
         "app.js", "api.js", "ask.js", "conversation.js", "answer.js", "markdown.js", "formatter.js", "parser.js",
-        "tokens.js", "compare.js", "options.js", "engine.js", "page.css", "icon.svg", "preact.js", "marked.js",
-        "purify.js",
+        "tokens.js", "compare.js", "options.js", "engine.js", "neighbours.js", "vectors.js", "page.css", "icon.svg",
+        "preact.js", "marked.js", "purify.js",
     )
 )  # fmt: skip
 PAGE = (PLAYGROUND, *PLAYGROUND_FILES)

@@ -17,6 +17,7 @@ from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder, sentences_of
 from inferd.server.errors import messages as errors
+from inferd.server.schema.answers.operation import Task
 from inferd.server.schema.embeddings import Side
 from inferd.server.schema.strict_json import any_json
 from inferd.server.text.control_tokens import Begun, ControlTokens, control_tokens_of
@@ -107,6 +108,13 @@ class ServedModel:
     def is_made_to_judge(self) -> bool:
         """Whether it gives scores or classes."""
         return self.judges.tokens is not None or any(name.endswith(_CLASSIFIES) for name in self.architectures)
+
+    @property
+    def task(self) -> Task:
+        """Task that the model is made for. One with several labels gives classes and no score."""
+        if self.is_made_to_judge:
+            return "rerank" if self.judges.tokens is not None or len(self.judges.labels) == 1 else "classify"
+        return "embed" if self.is_made_to_embed else "generate"
 
     @classmethod
     def load(

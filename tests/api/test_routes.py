@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from inferd.engine.api.classifier_folder import ClassifierFolder, TokenPair
+from inferd.engine.api.sentence_folder import SentenceFolder
 from inferd.server.dispatch.model_lifecycle import State
+from inferd.server.text.model import ServedModel
 
 WAIT_S = 60.0
 
@@ -23,8 +27,17 @@ def test_models(client: openai.OpenAI, http: httpx.Client) -> None:
     expected = {"id": "alias", "object": "model", "owned_by": "inferd", "root": "tiny", "parent": None}
     assert expected.items() <= card.items()
     assert card["max_model_len"] == card["context_length"] == 256
+    assert card["task"] == "generate"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("org/none")
+
+
+def test_a_model_is_made_for_one_task(model: ServedModel) -> None:
+    classifier = replace(model, architectures=("BertForSequenceClassification",))
+    assert replace(model, generates=False).task == replace(model, embeds=SentenceFolder(pooling="mean")).task == "embed"
+    assert replace(classifier, judges=ClassifierFolder({0: "LABEL_0"})).task == "rerank"
+    assert replace(model, judges=ClassifierFolder(tokens=TokenPair(1, 2))).task == "rerank"
+    assert replace(classifier, judges=ClassifierFolder({0: "no", 1: "yes"})).task == "classify"
 
 
 def test_tokenize_and_detokenize(http: httpx.Client, router: Any) -> None:

@@ -24,14 +24,16 @@ export async function get(route, signal) {
   return (await send(route, { signal })).json();
 }
 
-export async function post(route) {
-  return (await send(route, { method: "POST" })).json();
+const JSON_TYPE = { "Content-Type": "application/json" };
+
+export async function post(route, body, signal) {
+  const sent = body && { headers: JSON_TYPE, body: JSON.stringify(body) };
+  return (await send(route, { method: "POST", ...sent, signal })).json();
 }
 
 // Yields the chunks of a streamed answer. Throws a `Refusal`, or an `AbortError` after `signal`.
 export async function* stream(route, body, signal) {
-  const headers = { "Content-Type": "application/json" };
-  const response = await send(route, { method: "POST", headers, body: JSON.stringify(body), signal });
+  const response = await send(route, { method: "POST", headers: JSON_TYPE, body: JSON.stringify(body), signal });
   for await (const data of events(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

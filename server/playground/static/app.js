@@ -6,8 +6,10 @@ import { fill } from "./ask.js";
 import { CompareForm, compareCrowd, compareSettings, Comparison, stopPair } from "./compare.js";
 import { add, newAnswer, newConversation, newMessage, show, shownPath, textWith } from "./conversation.js";
 import { Engine, modelsOf, Status, useEngineState } from "./engine.js";
+import { Neighbours } from "./neighbours.js";
 import { Options, storedOptions, storeOptions } from "./options.js";
 import { html, render, useEffect, useRef, useState } from "./preact.js";
+import { newSearch } from "./vectors.js";
 
 const DRAW_MS = 60; // shortest time between two drawings of an answer that grows
 const REST = 3;
@@ -28,6 +30,8 @@ function useDrawing() {
 function App() {
   const root = useRef(newConversation());
   const [options, setOptions] = useState(storedOptions);
+  const search = useRef(newSearch());
+  const [view, setView] = useState("Chat");
   const [tab, setTab] = useState("Engine");
   const [watched, setWatched] = useState(null); // the model whose engine is shown; null for the first
   const [asksKey, setAsksKey] = useState(null); // null, or { why: the server's words, isAdmin, then: what to do with the key }
@@ -40,10 +44,11 @@ function App() {
   const readModels = async () => {
     try {
       const { data } = await get("v1/models");
-      setModels(data.map((model) => model.id));
+      setModels(data);
       setAsksKey(null);
       asksKey?.then?.();
-      if (!data.some((model) => model.id === options.model)) changeOptions({ ...options, model: data[0].id });
+      const chats = chatsOf(data);
+      if (!chats.includes(options.model)) changeOptions({ ...options, model: chats[0] });
     } catch (error) {
       if (error instanceof Refusal && error.status === 401) setAsksKey((last) => ({ ...last, why: storedKey() ? error.message : "" }));
     }
@@ -69,6 +74,10 @@ function App() {
     },
   };
 
+  const chats = chatsOf(models), views = viewsOf(models);
+  const isChat = (views.includes(view) ? view : views[0]) === "Chat";
+  const tabs = isChat ? ["Engine", "Settings", "Compare"] : ["Engine"];
+  const shownTab = tabs.includes(tab) ? tab : "Engine";
   const path = shownPath(root.current);
   const last = lastOf(root.current);
   const running = last.isRunning ? last : null;
@@ -78,30 +87,49 @@ function App() {
     <header>
       <h1>inferd</h1>
       <${Status} seen=${seen} />
-      <button type="button" disabled=${path.length === 0}
-        onClick=${() => { showChat(); lastOf(root.current).abort?.abort(); root.current = newConversation(); changed(); }}>New chat</button>
+      ${views.length > 1 && html`
+        <span class="views">${views.map((name) => html`
+          <button type="button" aria-pressed=${(name === "Chat") === isChat} onClick=${() => setView(name)}>${name}</button>`)}</span>`}
+      ${isChat && html`<button type="button" class="last" disabled=${path.length === 0}
+        onClick=${() => { showChat(); lastOf(root.current).abort?.abort(); root.current = newConversation(); changed(); }}>New chat</button>`}
     </header>
     <main>
       ${asksKey !== null && html`<${KeyForm} asked=${asksKey} done=${readModels} />`}
-      ${pair
+      ${!isChat ? html`
+        <${Neighbours} search=${search.current} models=${madeFor(models, "embed")} rerankers=${madeFor(models, "rerank")} changed=${changed}
+          askKey=${({ message: why }) => setAsksKey({ why })} />`
+      : pair
         ? html`<${Comparison} pair=${pair} isDeterministic=${asksModel?.engine?.deterministic ?? true}
             close=${() => (pair.isRunning ? stopPair(pair) : setPair(null))} />`
         : html`<${Messages} path=${path} act=${act} />`}
-      <${Composer} send=${(text) => { showChat(); say(lastOf(root.current), text); }} running=${running}
-        isBlocked=${last.calls?.length > 0} models=${models} model=${options.model}
-        choose=${(model) => changeOptions({ ...options, model })} />
+      ${isChat && html`<${Composer} send=${(text) => { showChat(); say(lastOf(root.current), text); }} running=${running}
+        isBlocked=${last.calls?.length > 0} models=${chats} model=${options.model}
+        choose=${(model) => changeOptions({ ...options, model })} />`}
     </main>
-    <aside aria-label="Engine, settings and comparisons">
+    <aside aria-label=${isChat ? "Engine, settings and comparisons" : "Engine"}>
       <div class="tabs">
-        ${["Engine", "Settings", "Compare"].map((name) => html`
-          <button type="button" aria-pressed=${tab === name} onClick=${() => setTab(name)}>${name}</button>`)}
+        ${tabs.map((name) => html`
+          <button type="button" aria-pressed=${shownTab === name} onClick=${() => setTab(name)}>${name}</button>`)}
       </div>
-      ${tab === "Engine" && html`<${Engine} seen=${seen} watched=${watched} watch=${setWatched} askKey=${setAsksKey} />`}
-      ${tab === "Settings" && html`<${Options} options=${options} models=${models} change=${changeOptions} />`}
-      ${tab === "Compare" && html`<${CompareForm} asked=${asked} isRunning=${Boolean(running || pair?.isRunning)}
+      ${shownTab === "Engine" && html`<${Engine} seen=${seen} watched=${watched} watch=${setWatched} askKey=${setAsksKey} />`}
+      ${shownTab === "Settings" && html`<${Options} options=${options} models=${chats} change=${changeOptions} />`}
+      ${shownTab === "Compare" && html`<${CompareForm} asked=${asked} isRunning=${Boolean(running || pair?.isRunning)}
         crowd=${() => compareCrowd(asked, options, setPair, changed)}
         settings=${(others) => compareSettings(asked, options, others, setPair, changed)} />`}
     </aside>`;
+}
+
+const madeFor = (models, task) => models.filter((model) => model.task === task).map(({ id }) => id);
+
+// The models to chat with. If none is made for it, all are listed, and the server says what they do.
+function chatsOf(models) {
+  const found = madeFor(models, "generate");
+  return found.length ? found : models.map(({ id }) => id);
+}
+
+function viewsOf(models) {
+  if (madeFor(models, "embed").length === 0) return ["Chat"];
+  return madeFor(models, "generate").length ? ["Chat", "Embeddings"] : ["Embeddings"];
 }
 
 // The message that is shown last. A click may come before the page is drawn again, so its handler asks here.

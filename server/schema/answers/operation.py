@@ -15,6 +15,9 @@ Status = Literal[
 is `paused` still runs. `failed`: it could not be loaded."""
 
 
+Task = Literal["generate", "embed", "rerank", "classify"]
+
+
 class Model(Answer):
     """A name of the served model, or an adapter."""
 
@@ -31,6 +34,8 @@ class Model(Answer):
     """Number of tokens of the context."""
     context_length: int
     """The same as `max_model_len`. Coding agents read this name."""
+    task: Task
+    """Task that the model is made for. It may do others for a request that names it."""
     status: NotRequired[Status]
     """Missing if the model is loaded."""
     error: NotRequired[str]
