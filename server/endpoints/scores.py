@@ -64,13 +64,16 @@ class ScoresApi:
     async def rerank(self, request: Request, body: Annotated[RerankRequest, body_of(RerankRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
         texts, name = _documents_of(body)
+        is_second = request.url.path == _V2_PATH
+        if is_second and body.truncate is None:
+            body = body.model_copy(update={"truncate": True})  # as Cohere's API does
         asked = self._asked(request, body)
         scores, num_tokens = await _scored(asked, "rerank", Pairs((body.query,), texts, "query", name), body)
         ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: body.top_n or None]
         is_plain = body.texts is None
         shows = body.return_documents
         if shows is None:
-            shows = is_plain and request.url.path != _V2_PATH
+            shows = is_plain and not is_second
         shown = texts if shows else None
         size = sum(len(texts[i]) for i in ranked) if shows else len(ranked)
         if not is_plain:

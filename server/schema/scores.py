@@ -124,6 +124,7 @@ class RerankRequest(ScoringFields):
     texts: Annotated[tuple[str, ...], ReadBy(_documents, _Texts)] | None = option(
         "The documents in the request of text-embeddings-inference, whose answer is a list of `index` and `score`."
     )
+    truncate: Flag | None = option("True is -1 for `truncate_prompt_tokens`.", unset="false, but true for `/v2/rerank`")
     top_n: Whole | None = option("Most documents in the answer; 0 is all.", unset="0", ge=0)
     return_documents: Flag | None = option(
         "Add the text of each document to the answer.", unset="true, but false for `/v2/rerank` and with `texts`"

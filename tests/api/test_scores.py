@@ -247,6 +247,14 @@ def test_a_pair_is_cut_if_that_is_asked_for(http: httpx.Client, router: Scripted
     assert refused(http, "/v1/rerank", **asked, truncate=False)[1:] == ("context_length_exceeded", "documents")
 
 
+def test_cohere_cuts_unless_the_request_forbids_it(http: httpx.Client, router: ScriptedRouter) -> None:
+    asked = {"query": QUERY, "documents": ["river " * 400]}
+    assert http.post("/v2/rerank", json=asked).status_code == 200
+    assert len(router.submits[-1].prompt_ids) == MAX_MODEL_LEN
+    assert refused(http, "/v2/rerank", **asked, truncate=False)[1] == "context_length_exceeded"
+    assert refused(http, "/rerank", **asked)[1] == "context_length_exceeded"
+
+
 @pytest.mark.parametrize("path", RERANKS)
 def test_a_wrong_rerank_request_is_refused(http: httpx.Client, router: ScriptedRouter, path: str) -> None:
     def told(**body: Any) -> tuple[int, str | None, str | None]:
@@ -263,8 +271,8 @@ def test_a_wrong_rerank_request_is_refused(http: httpx.Client, router: ScriptedR
     assert told(documents=[{"text": 5}]) == (400, "invalid_type", "documents[0].text")
     assert told(documents=["d"] * 2_049) == (400, "array_above_max_length", "documents")
     assert told(texts=["d"]) == (400, "invalid_value", "texts")
-    assert told(documents=["d", "a " * 600]) == (400, "context_length_exceeded", "documents[1]")
-    assert told(query="a " * 600)[1] == "context_length_exceeded"
+    assert told(documents=["d", "a " * 600], truncate=False) == (400, "context_length_exceeded", "documents[1]")
+    assert told(query="a " * 600, truncate=False)[1] == "context_length_exceeded"
     assert told(top_n=-1) == (400, "integer_below_min_value", "top_n")
     assert told(max_tokens_per_doc=0) == (400, "integer_below_min_value", "max_tokens_per_doc")
     assert told(truncate_prompt_tokens=0) == (400, "integer_below_min_value", "truncate_prompt_tokens")
