@@ -252,7 +252,7 @@ def embed(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Model to ask, or to serve without --base-url. Default: the first that the server lists."),
+        typer.Option(help="Model to ask, or to serve without --base-url. Default: the server's first that embeds."),
     ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="INFERD_API_KEY", help="API key, if the server requires one.")

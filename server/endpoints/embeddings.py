@@ -22,7 +22,9 @@ from inferd.server.errors import messages as errors
 from inferd.server.generate.embed import EmbedIntake, embed
 from inferd.server.schema.answers.embeddings import Embedding, Embeddings
 from inferd.server.schema.embeddings import EmbeddingRequest, VectorType
+from inferd.server.schema.notices import Notice
 from inferd.server.schema.strict_json import exact
+from inferd.server.text.model import ServedModel
 
 _COMPONENT_BYTES = 4
 
@@ -71,6 +73,8 @@ class Embedder:
         accepted = await while_asked(request, caller.deadline, work)
         add_special = body.add_special_tokens is not False
         request.state.notices += service.prompts.second_bos(body.input, add_special=add_special)
+        if not service.model.is_made_to_embed:
+            request.state.notices.append(_not_trained(service.model))
         service.metrics.request_arrived("embeddings")
         pooling = accepted.params.pooling
         assert pooling is not None
@@ -85,6 +89,12 @@ class Embedder:
 
         data = await while_asked(request, caller.deadline, answer())
         return Response(data, media_type="application/json")
+
+
+def _not_trained(model: ServedModel) -> Notice:
+    name = errors.clip(model.names[0], errors.MAX_ECHO)
+    text = f"the model '{name}' was not trained to embed: its vectors compare texts poorly; serve one that was"
+    return Notice("not_trained_to_embed", text)
 
 
 def written(name: str, vectors: Sequence[bytes], num_tokens: int, forms: Sequence[VectorForm], render: Render) -> bytes:

@@ -23,6 +23,7 @@ Name = Literal[
     "template_order",
     "second_bos",
     "control_tokens",
+    "not_trained_to_embed",
 ]
 
 ABOUT: Mapping[Name, str] = {
@@ -42,6 +43,7 @@ ABOUT: Mapping[Name, str] = {
     "second_bos": "The prompt begins with the token that begins every prompt. It was not added a second time.",
     "control_tokens": "The texts of control tokens in messages, tools or documents are text to the model, not control "
     "tokens.",
+    "not_trained_to_embed": "The model was trained to generate or to judge, and its vectors compare texts poorly.",
 }
 """Name -> what it says, for the documentation and the counter."""
 

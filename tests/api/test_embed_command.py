@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -115,10 +116,41 @@ def test_lines_that_fail_are_written_and_counted(options: Options, router: Any, 
 def test_fields_of_the_request(options: Options, router: Any) -> None:
     assert run(options("one two three", dimensions=2, input_type="query")) == 0
     assert router.submits[-1].params.pooling.num_components == 2
-    with pytest.raises(EmbedError, match="prompt_name"):
-        run(options("one", prompt_name="none", restart=True))
     with pytest.raises(EmbedError, match="other"):
         run(options("one", model="other", restart=True))
+
+
+def test_a_refused_setting_leaves_no_file(options: Options) -> None:
+    asked = options(*TEXTS)
+    with pytest.raises(EmbedError, match="prompt_name"):
+        run(replace(asked, prompt_name="none"))
+    with pytest.raises(EmbedError, match="dimensions"):
+        run(replace(asked, dimensions=HIDDEN_SIZE + 1))
+    assert left_files(asked.output_path) == set()
+    assert run(asked) == 0
+
+
+def test_settings_may_change_while_no_line_is_done(options: Options, router: Any, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    stop_after(router, 0)
+    with pytest.raises(EmbedError, match="gave up"):
+        run(options(*TEXTS, output=output, patience_s=0.0))
+    go_on(router)
+    assert (tmp_path / "out.jsonl.part").exists()
+    assert run(options(*TEXTS, output=output, dimensions=2)) == 0
+
+
+def test_the_run_tells_of_its_model(
+    options: Options, url: str, router: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(options("a")) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"tiny gives vectors of {HIDDEN_SIZE} components" in said
+    assert "warning: the model 'tiny' was not trained to embed" in said
+    assert run(options("a", output_dtype="ubinary", restart=True)) == 0
+    assert "vectors of 1 byte, a bit for each component" in capsys.readouterr().err
+    ask = {"input": "a", "model": "tiny"}
+    assert "not trained to embed" in httpx.post(f"{url}/v1/embeddings", json=ask).headers["x-inferd-warning"]
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.npy"])
@@ -126,7 +158,7 @@ def test_a_run_that_ended_goes_on(options: Options, router: Any, tmp_path: Path,
     texts = [TEXTS[0], "", *TEXTS[1:]]
     whole, output = tmp_path / f"whole-{name}", tmp_path / name
     assert run(options(*texts, output=whole)) == 1
-    for num_answers in (0, 1, 0):
+    for num_answers in (0, 1, 2):  # behind the one that describes the model
         asked = options(*texts, output=output, patience_s=0.0, concurrency=1)
         stop_after(router, num_answers)
         with pytest.raises(EmbedError, match="gave up"):
@@ -208,5 +240,8 @@ def test_the_command_says_what_is_missing(options: Options, tmp_path: Path) -> N
         run(replace(options("a"), file=str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="no directory"):
         run(options("a", output=tmp_path / "none" / "out.jsonl"))
+    endings = r"must end in \.npy, or for JSON lines in \.jsonl or \.ndjson, but got 'o\.csv'"
+    with pytest.raises(ConfigError, match=endings):
+        run(options("a", output=tmp_path / "o.csv"))
     with pytest.raises(EmbedError, match="no server at"):
         run(options("a", base_url="http://127.0.0.1:9"))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.commands.embed.client import Embedder, EmbedError, connect, first_model
+from inferd.server.commands.embed.client import Embedder, EmbedError, check_answers, connect
 from inferd.server.commands.embed.lines import Line
 from inferd.server.commands.embed.output import TYPE_CODES, open_output
 from inferd.server.commands.embed.run import EmbedOptions, run
@@ -39,6 +40,7 @@ class Stub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.status: Callable[[Sequence[str]], int] = lambda texts: 200
+        self.describes = True
         self.asked: list[Sequence[str]] = []
         self.was_asked = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -56,12 +58,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         texts = json.loads(self.rfile.read(int(self.headers["content-length"])))["input"]
+        is_first = not self.server.asked
         self.server.asked.append(texts)
         self.server.was_asked.set()
-        status = self.server.status(texts)
+        # The first text is the command's own, by which it describes the model.
+        status = 200 if is_first and self.server.describes else self.server.status(texts)
         vector = base64.b64encode(np.ones(2, np.float32).tobytes()).decode()
         rows = [{"index": i, "embedding": vector} for i in range(len(texts))]
-        self._answer(status, {"data": rows} if status == 200 else {"error": {"message": f"says {status}"}})
+        answer = {"model": "tiny", "data": rows}
+        self._answer(status, answer if status == 200 else {"error": {"message": f"says {status}"}})
 
     def _answer(self, status: int, content: Any) -> None:
         body = json.dumps(content).encode()
@@ -101,14 +106,14 @@ def num_errors(options: EmbedOptions) -> int:
 
 
 def test_a_model_without_embeddings_ends_the_run(stub: Stub, options: EmbedOptions) -> None:
-    stub.status = lambda texts: 501
-    command = [sys.executable, "-m", "inferd", "embed", options.file, "-o", str(options.output), "--url", stub.url]
+    stub.status, stub.describes = lambda texts: 501, False
+    command = [sys.executable, "-m", "inferd", "embed", options.file, "-o", str(options.output), "--base-url", stub.url]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=WAIT_S, check=False)
-    assert (ended.returncode, len(stub.asked) <= options.concurrency + 1) == (1, True)
+    assert (ended.returncode, len(stub.asked)) == (1, 1)
     assert "says 501" in ended.stderr
-    assert not options.output_path.exists()
+    assert {path.name for path in options.output_path.parent.iterdir()} == {"in.txt"}, "no file is left"
     stub.status = lambda texts: 200
-    assert run(options) == 0, "it can be resumed"
+    assert run(options) == 0
     assert num_errors(options) == 0
 
 
@@ -130,9 +135,9 @@ def test_lines_that_break_the_server_do_not_end_the_run(stub: Stub, options: Emb
 
 @pytest.mark.parametrize("answers", [True, False], ids=["told to wait 25 s", "no answer"])
 def test_an_interrupted_run_ends_at_once(stub: Stub, options: EmbedOptions, answers: bool) -> None:
-    never = threading.Event()
+    never, stub.describes = threading.Event(), False
     stub.status = lambda texts: 503 if answers else 503 * never.wait(WAIT_S)
-    command = [sys.executable, "-m", "inferd", "embed", options.file, "-o", str(options.output), "--url", stub.url]
+    command = [sys.executable, "-m", "inferd", "embed", options.file, "-o", str(options.output), "--base-url", stub.url]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert stub.was_asked.wait(WAIT_S)
@@ -149,7 +154,9 @@ def test_the_end_of_a_run_ends_its_requests(stub: Stub) -> None:
     never = threading.Event()
     stub.status = lambda texts: 503 * never.wait(WAIT_S)
     http = connect(stub.url, None)
-    embedder = Embedder(http, {"model": first_model(http)}, TYPE_CODES["float"], WAIT_S)
+    check_answers(http)
+    stub.describes = False
+    embedder = Embedder(http, {}, TYPE_CODES["float"], WAIT_S)
     ended = threading.Event()
 
     def ask() -> None:
@@ -177,6 +184,32 @@ def test_a_second_run_on_an_output_is_refused(options: EmbedOptions) -> None:
         run(options)
     assert run(replace(options, restart=True)) == 0
     assert num_errors(options) == 0
+
+
+SERVER = """#!/bin/sh
+trap '' TERM
+echo "READY in 0.1 s: tiny at $URL/v1"
+while true; do sleep 0.1; done
+"""
+
+
+def test_an_interrupted_run_does_not_wait_for_its_own_server(
+    stub: Stub, options: EmbedOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = tmp_path / "server"
+    server.write_text(SERVER)
+    server.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(server))
+    monkeypatch.setenv("URL", stub.url)
+
+    def interrupt(texts: Sequence[str]) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return 503
+
+    stub.status = interrupt
+    started_s = time.monotonic()
+    assert run(replace(options, base_url=None, model="tiny")) == 130
+    assert time.monotonic() - started_s < END_S
 
 
 def test_rows_are_on_the_disk_before_the_state(options: EmbedOptions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ _SERVER_ERROR = 500
 _MAX_FAULTS = 3
 """Number of lines in a row, each asked alone, after whose `_SERVER_ERROR` the server is at fault, not the lines."""
 _MAX_MESSAGE = 500
+_SHORT_TEXT = "text"
+"""Text that every model can embed: it tells whether the server takes the settings of a run."""
 
 
 class EmbedError(ConfigError):
@@ -44,6 +46,17 @@ class _Faults:
     num_in_a_row: int = 0
     good_text: str | None = None
     """A text that got its vector; None until there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """The model that embeds, as its first answer shows it."""
+
+    name: str
+    width: int
+    """Number of numbers in a vector."""
+    warning: str
+    """Words of the server about the request; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +88,18 @@ class Embedder:
                 connection.shutdown(socket.SHUT_RDWR)
         self.http.close()
 
+    def described(self) -> Described:
+        """Embeds a short text. Raises `EmbedError` if the server does not take the settings."""
+        response = self._answer([_SHORT_TEXT])
+        if response.status_code != 200:
+            raise _refused(response)
+        try:
+            answer = response.json()
+            name, vector = str(answer["model"]), self._vector(answer["data"][0])
+        except (ValueError, LookupError, TypeError) as error:
+            raise EmbedError(f"{self.http.base_url} gave no vector in the form of /v1/embeddings") from error
+        return Described(name, len(vector), response.headers.get("x-inferd-warning", ""))
+
     def rows(self, lines: Sequence[Line]) -> list[Row]:
         """One row for each line, in order. Raises `EmbedError` if the server cannot be asked."""
         rows = {line.index: Row(line, error=line.error) for line in lines if line.error}
@@ -94,8 +119,7 @@ class Embedder:
         is_fault = response.status_code == _SERVER_ERROR
         is_of_line = is_fault or (response.status_code in (400, 413) and param.startswith("input"))
         if not is_of_line or param == "input_type":
-            hint = " Give the key by --api-key or INFERD_API_KEY." if response.status_code == 401 else ""
-            raise EmbedError(f"the server refused: {message}{hint}")
+            raise _refused(response)
         if len(lines) == 1:
             if is_fault:
                 self._count_fault(message)
@@ -156,20 +180,22 @@ def connect(base_url: str, api_key: str | None) -> httpx.Client:
     return httpx.Client(base_url=base_url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout)
 
 
-def first_model(http: httpx.Client) -> str:
-    """The first model that the server lists. Raises `EmbedError` if no server answers."""
+def check_answers(http: httpx.Client) -> None:
+    """Raises `EmbedError` if no server answers, or if it does not take the key."""
     try:
         # `Embedder` must know the connections that it uses, so this one is closed.
         response = http.get("/v1/models", headers={"Connection": "close"})
-        if response.status_code != 200:
-            raise EmbedError(f"the server refused: {_error_of(response)[0]}")
-        return str(response.json()["data"][0]["id"])
     except httpx.HTTPError as error:
         raise EmbedError(
             f"no server at {http.base_url} ({error}): start one with `inferd serve`, or leave --base-url out"
         ) from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise EmbedError(f"{http.base_url}/v1/models lists no model; give --model") from error
+    if response.status_code != 200:
+        raise _refused(response)
+
+
+def _refused(response: httpx.Response) -> EmbedError:
+    hint = " Give the key by --api-key or INFERD_API_KEY." if response.status_code == 401 else ""
+    return EmbedError(f"the server refused: {_error_of(response)[0]}{hint}")
 
 
 def _error_of(response: httpx.Response) -> tuple[str, str]:

@@ -25,6 +25,8 @@ from inferd.server.commands.embed.lines import Line
 TYPE_CODES = {"float": "f", "int8": "b", "uint8": "B", "binary": "b", "ubinary": "B"}
 """Type of the components -> that of an array."""
 _DESCRIPTIONS = {"f": "<f4", "b": "|i1", "B": "|u1"}
+_KINDS: Mapping[str, Literal["jsonl", "npy"]] = {".npy": "npy", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+"""Ending of the output's name -> its format."""
 _HEADER_BYTES = 128
 """Size of the header of .npy: with the number of rows that is written last it is no longer."""
 
@@ -196,17 +198,14 @@ def open_output(
 ) -> Iterator[Output]:
     """The output of a run. Takes those of `lines` that an earlier run with the same settings did. Raises `ConfigError`
     if the output is there already, if another run writes it, or if it belongs to another input or other settings."""
-    kind: Literal["jsonl", "npy"] = "npy" if path.suffix == ".npy" else "jsonl"
-    output = Output(path, settings, kind, output_dtype)
-    if not path.parent.is_dir():
-        raise ConfigError(f"--output: there is no directory {path.parent}")
-    _check_is_new(path, restart)
+    check_output(path, restart=restart)
+    output = Output(path, settings, _KINDS[path.suffix], output_dtype)
     try:
         output.lock()
     except OSError as error:
         raise ConfigError(f"cannot write {output.part}: {error.strerror}") from error
     with contextlib.closing(output):
-        _check_is_new(path, restart)  # once more: another run may have finished
+        _check_is_new(path, restart=restart)  # once more: another run may have finished
         state = None if restart else _state_of(output)
         try:
             if state is None:
@@ -219,7 +218,16 @@ def open_output(
         yield output
 
 
-def _check_is_new(path: Path, restart: bool) -> None:
+def check_output(path: Path, *, restart: bool) -> None:
+    """Raises `ConfigError` if the output's name has no known ending, or if the output cannot be written there."""
+    if path.suffix not in _KINDS:
+        raise ConfigError(f"--output must end in .npy, or for JSON lines in .jsonl or .ndjson, but got {path.name!r}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--output: there is no directory {path.parent}")
+    _check_is_new(path, restart=restart)
+
+
+def _check_is_new(path: Path, *, restart: bool) -> None:
     if path.exists() and not restart:
         raise ConfigError(f"{path} is there already: remove it, name another by --output, or use --restart")
 
@@ -231,10 +239,13 @@ def _sync(stream: BinaryIO) -> None:
 
 
 def _state_of(output: Output) -> Mapping[str, Any] | None:
-    """The state of an earlier run; None if there was none. Raises `ConfigError` if its settings were others."""
+    """The state of an earlier run; None if there was none, or if it has done no line. Raises `ConfigError` if its
+    settings were others."""
     try:
         state: dict[str, Any] = json.loads(output.state_path.read_text())
         settings = state["settings"]
+        if not state["num_lines"]:
+            return None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as error:

@@ -19,6 +19,9 @@ from inferd.server.commands.embed.client import EmbedError
 _PR_SET_PDEATHSIG = 1
 _URL = re.compile(r"http://[^/\s]+:\d+")
 _STOP_S = 30.0
+"""Seconds that the server has to end after a run."""
+_BROKEN_OFF_S = 1.0
+"""Seconds that it has after a run that was broken off: nobody waits for its answers, and a step may take long."""
 
 
 @contextlib.contextmanager
@@ -36,14 +39,16 @@ def own_server(model: str) -> Iterator[tuple[str, str]]:
         start_new_session=True,  # Ctrl-C is for this process, which ends the server itself
         preexec_fn=_end_with_parent,
     )
+    wait_s = _BROKEN_OFF_S
     try:
         yield _ready_url(process), key
+        wait_s = _STOP_S
     finally:
         process.terminate()
         try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            process.wait(wait_s)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()  # its engines end with it
             process.wait()
 
 

@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.commands.embed.client import Embedder, EmbedError, connect, first_model
+from inferd.engine.api.process.logs import counted
+from inferd.server.commands.embed.client import Described, Embedder, EmbedError, check_answers, connect
 from inferd.server.commands.embed.lines import Line, read_lines
-from inferd.server.commands.embed.output import TYPE_CODES, Output, Row, open_output
+from inferd.server.commands.embed.output import TYPE_CODES, Output, Row, check_output, open_output
 from inferd.server.commands.embed.own_server import own_server
 from inferd.server.commands.embed.workers import Workers
 
@@ -69,42 +70,62 @@ class EmbedOptions:
 def run(options: EmbedOptions) -> int:
     """Returns 0, 1 if lines failed, or 130 after Ctrl-C. Raises `ConfigError` and `EmbedError`."""
     path = options.output_path
+    check_output(path, restart=options.restart)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     problems = Console(stderr=True, highlight=False)
-    with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(_opened(options.file))
-        lines = read_lines(stream, (options.field or "text") if options.reads_json else None)
-        try:
-            url, key = options.base_url, options.api_key
-            if url is None:
-                if options.model is None:
-                    raise ConfigError("--model must name a model to serve, or --base-url a server that runs")
-                problems.print(f"starting a server with {options.model}", markup=False)
-                url, key = stack.enter_context(own_server(options.model))
-            http = stack.enter_context(connect(url, key))
-            name = options.model if options.base_url is not None and options.model else first_model(http)
-            fields = _fields_of(options, name)
-            output = stack.enter_context(
-                open_output(path, _settings_of(options, fields), options.output_dtype, lines, restart=options.restart)
-            )
-            if output.num_lines:
-                problems.print(f"going on behind line {output.num_lines:,}")
-            embedder = Embedder(http, fields, TYPE_CODES[options.output_dtype], options.patience_s)
-            _embed(options, embedder, lines, output, stream)
-        except KeyboardInterrupt:
-            problems.print("stopped; the same command goes on from here")
-            return _INTERRUPTED
-        except EmbedError:
-            if path.with_name(path.name + ".part").exists():
-                problems.print("what is done is kept; the same command goes on from here")
-            raise
+    try:
+        output = _run(options, path, problems)
+    except KeyboardInterrupt:
+        problems.print("stopped; the same command goes on from here")
+        return _INTERRUPTED
+    except EmbedError:
+        if path.with_name(path.name + ".part").exists():
+            problems.print("what is done is kept; the same command goes on from here")
+        raise
     problems.print(f"{_lines(output.num_lines)} in {path}", markup=False, soft_wrap=True)
     if output.num_failed:
         where = output.errors_path if output.kind == "npy" else path
         message = f"{_lines(output.num_failed)} failed: see 'error' in {where}"
         problems.print(message, style="bold red", markup=False, soft_wrap=True)
     return 1 if output.num_failed else 0
+
+
+def _run(options: EmbedOptions, path: Path, problems: Console) -> Output:
+    """Returns the output, which is finished. The server of the run has ended then, and also if this raises."""
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(_opened(options.file))
+        lines = read_lines(stream, (options.field or "text") if options.reads_json else None)
+        url, key = options.base_url, options.api_key
+        if url is None:
+            if options.model is None:
+                raise ConfigError("--model must name a model to serve, or --base-url a server that runs")
+            problems.print(f"starting a server with {options.model}", markup=False)
+            url, key = stack.enter_context(own_server(options.model))
+        http = stack.enter_context(connect(url, key))
+        check_answers(http)
+        fields = _fields_of(options)
+        embedder = Embedder(http, fields, TYPE_CODES[options.output_dtype], options.patience_s)
+        # Before the output is opened: settings that the server refuses leave no file.
+        described = embedder.described()
+        _describe(described, options, problems)
+        fields = {**fields, "model": described.name}
+        embedder = replace(embedder, fields=fields)
+        output = stack.enter_context(
+            open_output(path, _settings_of(options, fields), options.output_dtype, lines, restart=options.restart)
+        )
+        if output.num_lines:
+            problems.print(f"going on behind line {output.num_lines:,}")
+        _embed(options, embedder, lines, output, stream)
+    return output
+
+
+def _describe(model: Described, options: EmbedOptions, problems: Console) -> None:
+    are_bits = options.output_dtype in ("binary", "ubinary")
+    size = f"{counted(model.width, 'byte')}, a bit for each component" if are_bits else f"{model.width} components"
+    problems.print(f"{model.name} gives vectors of {size}", markup=False, soft_wrap=True)
+    if model.warning:
+        problems.print(f"warning: {model.warning}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _lines(count: int) -> str:
@@ -124,9 +145,10 @@ def _opened(file: str) -> Iterator[BinaryIO]:
         yield stream
 
 
-def _fields_of(options: EmbedOptions, model: str) -> dict[str, object]:
+def _fields_of(options: EmbedOptions) -> dict[str, object]:
+    """Fields of every request. Without a model the server chooses one that is made to embed."""
     given = {
-        "model": model,
+        "model": options.model if options.base_url is not None else None,
         "input_type": options.input_type,
         "prompt_name": options.prompt_name,
         "dimensions": options.dimensions,
