@@ -115,29 +115,38 @@ def _precision(config: EngineConfig, blocks: str) -> str:
 
 
 def ready_card(outcomes: Sequence[tuple[StartupReport, Ready | str]], listener: socket.socket, total_s: float) -> str:
-    """The first things that a person needs: the address, the models, the page, and a command to paste.
+    """The first things that a person needs: the address, the models, the page, and a command to paste for each kind
+    of model.
 
     `outcomes`: each model, with its engine's measurements or the reason for which it has none.
     """
-    report, ready = next((report, ready) for report, ready in outcomes if not isinstance(ready, str))
-    settings, name = report.settings, report.settings.served_names[0]
+    served = [(report, ready) for report, ready in outcomes if not isinstance(ready, str)]
+    report, ready = served[0]
+    settings = report.settings
     url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
-    path, asked = _first_request(report.model, ready.num_labels)
-    body = {"model": name, **asked}
     inferd = f"inferd {version('inferd')}"
     if len(outcomes) == 1:
+        name = settings.served_names[0]
         head = f"READY in {total_s:.1f} s: {name} at {url}/v1 ({inferd}, {_served(report, ready)})\n{_more(report)}"
     else:
-        num_served = sum(not isinstance(ready, str) for _, ready in outcomes)
-        of_all = "" if num_served == len(outcomes) else f" of {len(outcomes)}"
-        head = f"READY in {total_s:.1f} s: {num_served}{of_all} models at {url}/v1 ({inferd})\n"
+        of_all = "" if len(served) == len(outcomes) else f" of {len(outcomes)}"
+        head = f"READY in {total_s:.1f} s: {len(served)}{of_all} models at {url}/v1 ({inferd})\n"
         head += "".join(_outcome(report, ready) for report, ready in outcomes)
     chats = settings.playground and any(shown.model.generates for shown, _ in outcomes)
     page = f"  chat in a browser: {url}/\n" if chats else ""
-    return (
-        f"\n{head}{page}  curl {url}{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
-    )
+    return f"\n{head}{page}{_commands(url, served)}"
+
+
+def _commands(url: str, served: Sequence[tuple[StartupReport, Ready]]) -> str:
+    """For each route that a model is made for, a command that asks the first such model."""
+    commands: dict[str, str] = {}
+    for report, ready in served:
+        path, asked = _first_request(report.model, ready.num_labels)
+        settings = report.settings
+        key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
+        body = shlex.quote(json.dumps({"model": settings.served_names[0], **asked}))
+        commands.setdefault(path, f"  curl {url}{path}{key} -H 'Content-Type: application/json' -d {body}")
+    return "\n".join(commands.values())
 
 
 def _first_request(model: ServedModel, num_labels: int) -> tuple[str, dict[str, object]]:
@@ -147,7 +156,7 @@ def _first_request(model: ServedModel, num_labels: int) -> tuple[str, dict[str, 
         return "/v1/rerank", {"query": "What is a fox?", "documents": ["A fox is an animal.", "A box is a thing."]}
     if num_labels:
         return "/v1/classify", {"input": "The quick brown fox"}
-    if not model.generates:
+    if model.is_made_to_embed:
         return "/v1/embeddings", {"input": "The quick brown fox"}
     if model.template is None:
         return "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}
@@ -165,22 +174,30 @@ def _outcome(report: StartupReport, ready: Ready | str) -> str:
 def _served(report: StartupReport, ready: Ready) -> str:
     """How a model is served, in one line."""
     if report.config.is_encoder:
-        labels = f", {counted(ready.num_labels, 'label')}" if ready.num_labels else ""
         return (
             f"{_precision(report.config, report.facts.blocks)}{_ranks(report.config)}, encoder, texts of up to "
-            f"{ready.max_model_len} tokens, {ready.hidden_size} components"
-            f"{labels}, deterministic"
+            f"{ready.max_model_len} tokens{_pooled(report.model, ready)}, deterministic"
         )
     # A block belongs to one cache group, and a sequence needs blocks in each.
     kv_tokens = report.config.num_replicas * ready.num_blocks // ready.num_groups * ready.block_size
     return (
         f"{_precision(report.config, report.facts.blocks)}"
         f"{_ranks(report.config)}{_code(report.facts)}, "
-        f"context {ready.max_model_len} tokens, KV cache {kv_tokens} tokens, "
+        f"context {ready.max_model_len} tokens{_pooled(report.model, ready)}, KV cache {kv_tokens} tokens, "
         f"{f'{ready.num_checkpoints} recurrent states, ' if ready.num_checkpoints else ''}"
         f"{'deterministic' if ready.deterministic else 'not deterministic'}"
         f"{'' if ready.speculative == 'none' else f', speculative: {ready.speculative}'}"
     )
+
+
+def _pooled(model: ServedModel, ready: Ready) -> str:
+    """The labels of a classifier, or the vectors of a model that is made to embed; empty for any other model."""
+    if ready.num_labels:
+        return f", {counted(ready.num_labels, 'label')}"
+    if not model.is_made_to_embed:
+        return ""
+    num_components = min(model.embeds.num_components or ready.hidden_size, ready.hidden_size)
+    return f", pooling {model.embeds.pooling}, {num_components} components"
 
 
 def _more(report: StartupReport, indent: str = "  ") -> str:

@@ -226,7 +226,11 @@ def test_a_wrong_plan_is_said(taken: int, is_wrong: bool) -> None:
 
 @pytest.mark.parametrize(
     ("num_labels", "path", "said"),
-    [(0, "/v1/embeddings", "components,"), (1, "/v1/rerank", ", 1 label,"), (3, "/v1/classify", ", 3 labels,")],
+    [
+        (0, "/v1/embeddings", ", pooling last, 384 components,"),
+        (1, "/v1/rerank", ", 1 label,"),
+        (3, "/v1/classify", ", 3 labels,"),
+    ],
 )
 def test_the_card_of_an_encoder_says_what_it_answers(
     report: StartupReport, num_labels: int, path: str, said: str
@@ -237,5 +241,28 @@ def test_the_card_of_an_encoder_says_what_it_answers(
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         card = ready_card([(replace(report, model=model, config=config), ready)], listener, 1.0)
-    assert path in card.splitlines()[-1] and said in card and "384 components" in card
+    assert path in card.splitlines()[-1] and said in card
     assert "chat in a browser" not in card
+
+
+def test_the_card_of_several_models_has_a_command_for_each_kind(report: StartupReport) -> None:
+    def named(name: str, num_labels: int, *, generates: bool) -> tuple[StartupReport, Ready]:
+        ready = msgspec.structs.replace(READY, num_labels=num_labels, generates=generates, hidden_size=384)
+        config = msgspec.structs.replace(report.config, is_encoder=not generates)
+        embeds = replace(report.model.embeds, pooling="mean", num_components=256)
+        model = replace(report.model, generates=generates, **({} if generates else {"embeds": embeds}))
+        settings = Settings(served_model_name=(name,), api_key=("k",) if generates else ())
+        return replace(report, model=model, config=config, settings=settings), ready
+
+    models = [
+        named("talker", 0, generates=True), named("embedder", 0, generates=False),
+        named("other", 0, generates=False), named("ranker", 1, generates=False),
+    ]  # fmt: skip
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        card = ready_card([*models, (report, "no file")], listener, 1.0)
+    commands = [shlex.split(line) for line in card.splitlines() if line.startswith("  curl ")]
+    asked = [(words[1].partition("/v1")[2], json.loads(words[-1])["model"]) for words in commands]
+    assert asked == [("/chat/completions", "talker"), ("/embeddings", "embedder"), ("/rerank", "ranker")]
+    assert "READY in 1.0 s: 4 of 5 models" in card and "tokens, pooling mean, 256 components, deterministic" in card
+    assert "tokens, 1 label, deterministic" in card
