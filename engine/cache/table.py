@@ -37,18 +37,21 @@ class KVCache:
         hash_block: HashBlock = blake2b_block,
         checkpoints: StateCheckpointRules | None = None,
         ledger: Ledger | None = None,
+        has_memory: bool = True,
     ) -> None:
         """`windows`: number of last positions that the layers of each cache group see; None for all.
 
         `step_tokens`: most positions of one request that a step computes; needed only if a group has a window. Without
         `shares_prefixes` the index stays empty. `checkpoints`: bounds for a model with recurrent state.
         `ledger`: read for what an earlier engine left, and written for the next one; not without `shares_prefixes`.
+        `has_memory`: whether K and V lie in the blocks. Those of an encoder only count the tokens of its requests.
         """
         if block_size < 1:
             raise ValueError(f"a block holds at least one token, not {block_size}")
         if not windows or any(window is not None and window < 1 for window in windows):
             raise ValueError(f"a cache has at least one group, and a window at least one position, not {windows}")
         self.block_size = block_size
+        self.has_memory = has_memory
         self.windows = tuple(windows)
         self.step_tokens = step_tokens
         self.shares_prefixes = shares_prefixes

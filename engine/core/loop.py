@@ -257,15 +257,15 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Current gauges and counters."""
-        scheduler, pool, states = self._scheduler, self._scheduler.cache.pool, self._scheduler.cache.states
-        left = scheduler.cache.left
+        scheduler, cache = self._scheduler, self._scheduler.cache
+        pool, states, left = cache.pool if cache.has_memory else None, cache.states, cache.left
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting + len(self._compiling) + self._num_loading,
-            num_blocks=pool.num_blocks,
-            num_blocks_used=pool.num_held,
-            num_blocks_cached=pool.num_cached,
-            num_blocks_shared=pool.num_shared,
+            num_blocks=0 if pool is None else pool.num_blocks,
+            num_blocks_used=0 if pool is None else pool.num_held,
+            num_blocks_cached=0 if pool is None else pool.num_cached,
+            num_blocks_shared=0 if pool is None else pool.num_shared,
             num_steps=self._num_steps,
             num_preemptions=scheduler.num_preemptions,
             num_prompt_tokens=scheduler.stats.num_prompt_tokens,

@@ -220,13 +220,14 @@ def build(
     )
     guesses = None if config.speculative == "none" else Guesses(looks_at_answers=config.speculative != "ngram")
     cache = KVCache(
-        ready.num_blocks,
+        config.num_blocks if config.is_encoder else ready.num_blocks,
         ready.block_size,
         worker.cache_windows,
         step_tokens=config.max_num_batched_tokens,
         shares_prefixes=config.prefix_caching,
         checkpoints=checkpoint_rules(config),
         ledger=worker.ledger,
+        has_memory=not config.is_encoder,
     )
     work = WorkModel.of(worker.arch, precision_of(config), ready.max_model_len)
     of_draft, draft_work = config.of_draft, None

@@ -76,7 +76,7 @@ def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker
     if kept is not None:
         kept.write()
     return worker, Ready(
-        num_blocks=config.num_blocks,
+        num_blocks=0,  # those of its scheduler have no memory
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
         max_model_len=config.max_model_len,

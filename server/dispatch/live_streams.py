@@ -103,6 +103,8 @@ class LiveStreams:
             stream.scheduled_s = delta.scheduled_s
             self.backlog.remove(stream.submit.scheduling.tenant, stream.num_waiting_tokens)
         stream.journal(delta)
+        if delta.embedding:
+            stream.pooled_s = step_ended_s
         if not delta.token_ids:
             return
         assert step_ended_s is not None, f"{stream.request_id}: tokens of no step"

@@ -59,6 +59,8 @@ class TokenStream:
         """When its first step began (`time.monotonic`, as all times here); None before."""
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
+        self.pooled_s: float | None = None
+        """End of the step that gave its vector."""
         self.abort_reason: FinishReason | None = None
         self.trace = current_trace.get()
         self.num_restarts = 0
@@ -81,11 +83,13 @@ class TokenStream:
 
     def record(self, finish_reason: FinishReason, e2e_target_s: float | None) -> RequestRecord:
         """Its times and counts at its end. `finish_reason` holds unless it was aborted for another reason."""
+        ended_s = self.pooled_s if self.last_token_s is None else self.last_token_s
         return RequestRecord(
             scheduling=self.submit.scheduling,
             scheduled_s=self.scheduled_s,
             first_token_s=self.first_token_s,
-            finished_s=time.monotonic() if self.last_token_s is None else self.last_token_s,
+            pooled_s=self.pooled_s,
+            finished_s=time.monotonic() if ended_s is None else ended_s,
             num_prompt_tokens=len(self.submit.prompt_ids),
             num_generation_tokens=self.num_generated,
             num_cached_tokens=self.num_cached,

@@ -30,7 +30,7 @@ def show_engine_names(seen: ServerInstruments) -> Export:
     page.gauge("inferd_kv_cache_usage_ratio", "Share of KV blocks that requests hold, from 0 to 1.", seen.kv_usage)
     page.gauge(
         "inferd_kv_cache_blocks",
-        "Number of KV blocks by state: used by requests, cached (free, but reusable by prefix), or free.",
+        "Number of KV blocks by state: held, cached (free, but reusable by prefix), or free. 0 for encoders.",
         seen.blocks,
         "state",
     )
@@ -201,7 +201,9 @@ def _show_latencies(page: Export, seen: ServerInstruments) -> None:
         "inferd_request_queue_time_seconds", "Time from arrival to the first step that ran the sequence.", seen.queue
     )
     page.histogram(
-        "inferd_request_prefill_time_seconds", "Time from a sequence's first step to its first token.", seen.prefill
+        "inferd_request_prefill_time_seconds",
+        "Time from a sequence's first step to its first token, or to its vector.",
+        seen.prefill,
     )
     page.histogram("inferd_request_decode_time_seconds", "Time from a sequence's first token to its last.", seen.decode)
     page.histogram("inferd_request_prompt_tokens", "Number of prompt tokens per sequence.", seen.request_prompt_tokens)

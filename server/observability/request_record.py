@@ -21,6 +21,8 @@ class RequestRecord:
     scheduling: SchedulingParams
     scheduled_s: float | None
     first_token_s: float | None
+    pooled_s: float | None = None
+    """End of the step that gave its vector; None for a sequence that generates."""
     finished_s: float
     num_prompt_tokens: int
     num_generation_tokens: int
@@ -55,10 +57,9 @@ class RequestRecord:
 
     @property
     def prefill_s(self) -> float | None:
-        """Time from its first step to its first token."""
-        if self.scheduled_s is None or self.first_token_s is None:
-            return None
-        return self.first_token_s - self.scheduled_s
+        """Time from its first step to its first token or its vector."""
+        ended_s = self.pooled_s if self.first_token_s is None else self.first_token_s
+        return None if self.scheduled_s is None or ended_s is None else ended_s - self.scheduled_s
 
     @property
     def decode_s(self) -> float | None:

@@ -176,7 +176,7 @@ def test_the_second_text_of_a_pair_has_the_second_type(bert: Path) -> None:
 def test_a_classifier_answers_with_its_logits(name: str, tmp_path: Path) -> None:
     case_named(name).save(tmp_path, end=CLASSIFIES)
     served, exact = Served(tmp_path), load_transformers(tmp_path, torch.float64)
-    assert served.ready.num_labels == 3
+    assert (served.ready.num_labels, served.ready.num_blocks) == (3, 0), "no block of KV has memory"
     asks = {str(i): (ids, Pooling(gives="logits")) for i, ids in enumerate(texts((30, 4)))}
     for key, logits in served.vectors(asks).items():
         with torch.inference_mode():

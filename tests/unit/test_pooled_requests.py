@@ -54,9 +54,11 @@ class Worker:
         """Nothing to give back."""
 
 
-def make(worker: Worker) -> EngineCore:
+def make(worker: Worker, *, has_memory: bool = True) -> EngineCore:
     limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=BUDGET, max_model_len=64)
-    return EngineCore(Scheduler(limits, KVCache(32, BLOCK)), worker, vocab_size=100, clock=lambda: 0.0)
+    return EngineCore(
+        Scheduler(limits, KVCache(32, BLOCK, has_memory=has_memory)), worker, vocab_size=100, clock=lambda: 0.0
+    )
 
 
 def submit(name: str, num_prompt: int, how: PoolingKind = "last", **params: Any) -> Submit:
@@ -133,3 +135,12 @@ def test_it_travels_bit_for_bit() -> None:
     delta = Delta(request_id="a", finish_reason="stop", embedding=bytes(range(256)))
     output = StepOutput(deltas=(delta,), stats=make(Worker()).stats())
     assert decode_from_engine(encode(output, 1, 2), 1, 2) == output
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_blocks_without_memory_are_not_shown(has_memory: bool) -> None:
+    core = make(Worker(), has_memory=has_memory)
+    core.submit(submit("a", BUDGET + 1), 0.0)
+    core.step(0.0)
+    stats = core.stats()
+    assert stats.num_running == 1 and (stats.num_blocks, stats.num_blocks_used > 0) == (32 * has_memory, has_memory)

@@ -34,7 +34,7 @@ from inferd.engine.api.wire.messages import (
     ToEngine,
     WireLogprobs,
 )
-from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
+from inferd.engine.api.wire.params import Pooling, SamplingParams, SchedulingParams
 from inferd.server.dispatch import model_lifecycle as lifecycle_module
 from inferd.server.dispatch import recovery as recovery_module
 from inferd.server.dispatch import router as router_module
@@ -104,6 +104,22 @@ def play(
 
 async def collect(stream: TokenStream) -> list[Delta]:
     return [delta async for delta in stream]
+
+
+def test_a_vector_has_a_time_of_prefill() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        asked = Submit(request_id="a", prompt_ids=(1,), params=SamplingParams(max_tokens=0, seed=0, pooling=Pooling()))
+        stream = router.submit(asked)
+        begun = Delta(request_id="a", scheduled_s=5.0)
+        ended = Delta(request_id="a", finish_reason="stop", embedding=b"1234")
+        client.inbox.put_nowait(step(begun, ended_s=6.0))
+        client.inbox.put_nowait(step(ended, ended_s=7.5))
+        assert (await collect(stream))[-1].embedding == b"1234"
+        record = stream.record("stop", None)
+        assert (record.prefill_s, record.finished_s) == (2.5, 7.5)
+        assert record.ttft_s is record.decode_s is None, "it has no token"
+
+    play(scenario)
 
 
 def test_deltas_reach_the_stream_they_are_for() -> None:

@@ -298,6 +298,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """The engine accepts requests. Has the measured sizes, beside those of the memory plan."""
 
     num_blocks: int
+    """Number of KV blocks; 0 for an encoder, which keeps no K and V."""
     num_groups: int = 1
     """Number of groups of layers with tables of their own. A token takes a place in a block of each."""
     num_ranks: int = 1
