@@ -123,10 +123,7 @@ class Checkpoint:
                 return cls(path, config, encoder_tensors_of(config, tensors))
             except ArchError as error:
                 raise ModelError(f"{path}: {error}") from error
-        named = named_in_full(tensors)
-        if not has_head(config) and not any(name.startswith(HEAD.removesuffix("weight")) for name in named):
-            config["tie_word_embeddings"] = True  # it has no head, and none is made
-        return cls(path, config, named)
+        return cls(path, config, named_in_full(tensors))
 
     @classmethod
     def _of_wrapper(
@@ -159,7 +156,7 @@ class Checkpoint:
         expert's matrix is a tensor, also if the files hold those of all experts together."""
         if isinstance(arch, EncoderArch) or not arch.is_native:
             return self.tensors
-        shares_head = self.keeps_blocks and not arch.tie_embeddings and HEAD not in self.tensors
+        shares_head = self.keeps_blocks and arch.has_head and not arch.tie_embeddings and HEAD not in self.tensors
         found = {**self.tensors, HEAD: self.tensors[EMBEDDING]} if shares_head else self.tensors
         if arch.experts is None:
             return found

@@ -189,6 +189,9 @@ class Arch:
     """Number of labels of the classifier, which reads one hidden state of a text; 0 for none."""
     labels_mean: bool = False
     """Whether that is the mean of all hidden states, and not the last one."""
+    has_head: bool = True
+    """Whether it has the head from which tokens are drawn. An embedding model and a classifier have none, even if their
+    files have one, or their config ties one to the embedding."""
     is_bidirectional: bool = False
     """Whether a token sees those behind it too, as in an encoder, so that it keeps no K and V, and draws no tokens. A
     window then counts the positions on each side."""

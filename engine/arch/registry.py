@@ -201,6 +201,8 @@ def describe(config: Mapping[str, Any]) -> Arch:
     arch = family.describe(architecture, fields)
     if family.split_names is not None:
         arch = replace(arch, splits_matrices=fields.boolean("splits_matrices", default=False))
+    if is_body(config):
+        arch = replace(arch, has_head=False, tie_embeddings=False)
     if sees_behind(config):
         arch = _as_encoder(arch, fields)
     if names[0].endswith(_CLASSIFYING):
@@ -221,7 +223,7 @@ def _as_encoder(arch: Arch, fields: Fields) -> Arch:
     labels_mean = fields.choice("pooling", _LABELS_OF, default="last")
     if fields.positive("temperature", 1.0) != 1.0:
         raise fields.refuse("temperature", "must be 1: other temperatures of logits are not supported")
-    return replace(arch, is_bidirectional=True, tie_embeddings=False, labels_mean=labels_mean)
+    return replace(arch, is_bidirectional=True, labels_mean=labels_mean)
 
 
 def describe_modelled(modelled: Modelled) -> Arch:
@@ -254,7 +256,7 @@ def _as_stored(arch: Arch, fields: Fields, family: Family) -> Arch:
     names = family.names_of(arch.splits_matrices)
     sources = weight_map(arch, names).sources if fields.has("quantization_config") else ()
     modules = [source.tensor.removesuffix(".weight") for source in sources if source.may_be_quantized]
-    has_own_head = not arch.tie_embeddings and not arch.is_bidirectional
+    has_own_head = arch.has_head and not arch.tie_embeddings
     stored = read_quantization(fields, modules, has_own_head=has_own_head)
     if stored is None:
         return arch

@@ -139,7 +139,7 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
     if arch.num_labels:
         sources.append(Source.whole(CLASSIFIER, classifier(arch)))
     ties = (Tie(HEAD, EMBEDDING),) if arch.tie_embeddings else ()
-    if not ties and not arch.is_bidirectional:
+    if not ties and arch.has_head:
         form, matrix = None if arch.stored is None else arch.stored.head, head(arch)
         sources.extend(matrix_sources([("lm_head", form, matrix.num_rows)], matrix))
     return WeightMap(
@@ -163,7 +163,7 @@ def _unread(arch: Arch) -> tuple[str, ...]:
     draws no tokens with a head."""
     layers = [layer for layer in arch.attention_layers if layer not in arch.kv_layers]
     names = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
-    head = ("lm_head.",) if arch.is_bidirectional else ()
+    head = () if arch.has_head else ("lm_head.",)
     return *(f"model.layers.{layer}.self_attn.{name}" for layer in layers for name in names), *head
 
 

@@ -178,7 +178,7 @@ class Decoder:
         self._layer_inputs = LayerInputs(arch, place) if arch.layer_input_size else None
         self._layers = [DecoderLayer(arch, layer, place) for layer in range(arch.num_layers)]
         self._norm = stream_norm(arch, place, "norm")
-        if not arch.is_bidirectional:
+        if arch.has_head:
             head_place = replace(place, parameters={}) if arch.tie_embeddings else place
             self._lm_head = Linear(head(arch), head_place, torch.float32, gather=ranks.gather_at_first)
         self._classifier = Linear(classifier(arch), place, torch.float32) if arch.num_labels else None

@@ -174,7 +174,8 @@ class StepGraphs:
         self._has_drafts = model.states is not None and model.states.drafted is not None
         device = self._device = model.device
         sizes = device.row_buckets[: bisect_left(device.row_buckets, max(max_draws, model.slots.num_slots)) + 1]
-        self._recordings = recordings_of(model, "decode steps of {} rows", sizes, self._run)
+        recorded = sizes if model.decoder.arch.has_head else ()  # no other model draws
+        self._recordings = recordings_of(model, "decode steps of {} rows", recorded, self._run)
         self._max_rows = sizes[-1]
         self._rows = torch.empty(2 * _width(self._max_rows), dtype=torch.int64, device=device.torch_device)
         self._query_start = torch.arange(self._max_rows + 1, dtype=torch.int32, device=device.torch_device)

@@ -24,7 +24,8 @@ from inferd.engine.api.numerics import check_numerics
 from inferd.engine.api.pinned_files import check_pinned, read_pinned
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
 from inferd.engine.api.wire.messages import Ready
-from inferd.engine.api.wire.params import PoolingKind, SamplingParams
+from inferd.engine.api.wire.params import Pooling, PoolingKind, SamplingParams
+from inferd.engine.arch.description import Arch
 from inferd.engine.layers.collectives import ALONE
 from inferd.engine.lora.adapters import Adapters
 from inferd.engine.models.decoder import Decoder
@@ -225,6 +226,7 @@ def _load_first(config: EngineConfig, timer: PhaseTimer, followers: Followers) -
         block_size=config.block_size,
         max_model_len=config.max_model_len,
         vocab_size=arch.vocab_size,
+        generates=arch.has_head,
         hidden_size=heads.num_outputs or arch.hidden_size,
         poolings=get_args(PoolingKind),
         num_labels=arch.num_labels,
@@ -296,7 +298,7 @@ def _warmed_up(
         if recorded is not None:
             timer.done("recorded steps", recorded)
         with contextlib.nullcontext() if memory is None else memory.preserved(_WARM_UP_BLOCK):
-            for plan in _warm_up_plans(config, len(decoder.arch.cache_groups)):
+            for plan in _warm_up_plans(config, decoder.arch):
                 runner.execute(plan)
     except torch.OutOfMemoryError as error:
         what = f"slots and the tensors of a step, planned as {format_bytes(planned.working_bytes)},"
@@ -314,16 +316,17 @@ def _recordings(done: int, total: int) -> str:
     return f"recorded steps: {done} of {total} sizes"
 
 
-def _warm_up_plans(config: EngineConfig, num_groups: int) -> Iterator[StepPlan]:
+def _warm_up_plans(config: EngineConfig, arch: Arch) -> Iterator[StepPlan]:
     """A prompt, a token, and tokens with drafts if there is a draft model. On a CPU all lie in one block, which no
-    request has yet.
+    request has yet. A model without a head draws no token, and gives the vectors of the prompts.
 
     On a GPU also prompts of all lengths up to the longest step. A length may need variants of kernels of its own, which
     would otherwise be compiled while a request waits. The longest prompt shows that its tensors fit the memory.
     """
     num_tokens = min(_WARM_UP_TOKENS, config.block_size - 1, config.max_model_len - 1)
-    yield _prompt(0, num_tokens, config.block_size, num_groups)
-    yield StepPlan(1, (), (), (Row(0, num_tokens, 1, True),))
+    yield _prompt(0, num_tokens, config.block_size, arch)
+    if arch.has_head:
+        yield StepPlan(1, (), (), (Row(0, num_tokens, 1, True),))
     if config.draft is not None and num_tokens > 1:
         most = min(config.block_size, config.max_model_len) - num_tokens
         for count in range(1, 1 + min(_WARM_UP_DRAFTS, most)):
@@ -336,12 +339,14 @@ def _warm_up_plans(config: EngineConfig, num_groups: int) -> Iterator[StepPlan]:
         for step_id, length in enumerate(
             [*(2**power for power in range((most - 1).bit_length())), most], start=2 + _WARM_UP_DRAFTS
         ):
-            yield _prompt(step_id, length, config.block_size, num_groups)
+            yield _prompt(step_id, length, config.block_size, arch)
 
 
-def _prompt(step_id: int, num_tokens: int, block_size: int, num_groups: int) -> StepPlan:
+def _prompt(step_id: int, num_tokens: int, block_size: int, arch: Arch) -> StepPlan:
     params = SamplingParams(max_tokens=2, seed=0, temperature=1.0, top_p=0.9, top_k=2, logprobs=1)
+    if not arch.has_head:
+        params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling())
     admission = Admission(0, "warm-up", (0,) * num_tokens, num_tokens, params)
     blocks = tuple(range(-(-num_tokens // block_size)))
-    updates = tuple(TableUpdate(0, group, 0, blocks) for group in range(num_groups))
-    return StepPlan(step_id, (admission,), updates, (Row(0, 0, num_tokens, True),))
+    updates = tuple(TableUpdate(0, group, 0, blocks) for group in range(len(arch.cache_groups)))
+    return StepPlan(step_id, (admission,), updates, (Row(0, 0, num_tokens, arch.has_head),))

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from inferd.engine.api.memory.planner import weight_lines
+from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Activation, Arch, ArchError, Experts, GateLimit, NormKind, QKNorm
 from inferd.engine.arch.heads import CacheGroup, Heads
 from inferd.engine.arch.recurrent import GatedDelta, Mamba2, ShortConv
@@ -984,6 +986,11 @@ def test_a_field_without_which_nothing_is_known(name: str, field: str) -> None:
 def test_models_without_the_head_from_which_tokens_are_drawn(name: str, body: str, num_labels: int) -> None:
     changes = {"architectures": [body], "num_labels": 1}
     assert is_body({**PUBLISHED[name][0], **changes}) and not is_body(PUBLISHED[name][0])
-    arch = arch_of(name, **changes)
-    assert arch == replace(arch_of(name), num_labels=num_labels)
+    arch, generating = arch_of(name, **changes), arch_of(name)
+    assert arch == replace(generating, num_labels=num_labels, has_head=False, tie_embeddings=False)
+    assert not weights_of(arch).ties
+    precision = Precision("bfloat16")
+    head_bytes = {one.name: one.num_bytes for one in weight_lines(generating, precision)}["head"]
+    lines = {one.name: one.num_bytes for one in weight_lines(arch, precision)}
+    assert lines.get("head", 0) == num_labels * 2 * arch.hidden_size < head_bytes, "no copy of a tied embedding"
     assert ("score.weight" in {source.tensor for source in weights_of(arch).sources}) == bool(num_labels)
