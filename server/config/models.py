@@ -20,6 +20,7 @@ from inferd.engine.api.decisions import Decision
 from inferd.engine.api.draft import read_draft, source_of
 from inferd.engine.api.encoder_model import EncoderFacts
 from inferd.engine.api.errors import CapacityError, ConfigError, StartError
+from inferd.engine.api.gguf import GgufFile
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.division import MachineShare, MemoryDemand, shares_of
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
@@ -90,10 +91,12 @@ class Asked:
     config: AskedConfig
     draft: ModelFacts | None
     adapters: dict[str, AdapterFiles]
+    streams: bool
+    """Whether it was made to generate: an encoder was not, nor a decoder that was trained to embed or to classify."""
 
     @classmethod
-    def of(cls, settings: Settings, facts: ModelFacts | EncoderFacts) -> Self:
-        """Read the headers of its draft model and adapters too. Raises `StartError`."""
+    def of(cls, settings: Settings, facts: ModelFacts | EncoderFacts, gguf: GgufFile | None = None) -> Self:
+        """Read the headers of its draft model and adapters too. `gguf`: its file, if it is one. Raises `StartError`."""
         keeps_blocks = settings.quantization == "auto"
         draft, adapters = None, dict[str, AdapterFiles]()
         if isinstance(facts, ModelFacts):
@@ -104,6 +107,8 @@ class Asked:
             adapters = {name: hold_adapter(path, facts.arch, most) for name, path in settings.loras.items()}
         elif settings.lora:
             raise ConfigError("an encoder takes no LoRA adapters: leave --lora out")
+        sentences = SentenceFolder.read(facts.path, gguf)
+        streams = isinstance(facts, ModelFacts) and facts.arch.has_head and sentences is None
         max_loras, max_lora_rank = space_for(settings.max_loras, settings.max_lora_rank, tuple(adapters.values()))
         config = AskedConfig(
             model_path=str(facts.path),
@@ -133,11 +138,11 @@ class Asked:
             draft=None if draft is None else draft[0],
             max_loras=max_loras,
             max_lora_rank=max_lora_rank,
-            head_bytes=(SentenceFolder.read(facts.path) or PLAIN).head_bytes,
+            head_bytes=(sentences or PLAIN).head_bytes,
             kv_events_tiers=settings.kv_events_tiers,
             kv_events="none" if settings.kv_events is None else "all" if settings.kv_events_private else "shared",
         )
-        return cls(settings, facts, config, None if draft is None else draft[1], adapters)
+        return cls(settings, facts, config, None if draft is None else draft[1], adapters, streams)
 
     def settled(self, share: MachineShare) -> Settled:
         """Decide every automatic setting. Raises `StartError`."""
@@ -147,16 +152,15 @@ class Asked:
         return resolve(config, self.facts, share.machine, self.draft)
 
 
-_ENCODER_NICE = 10
-"""Nice value of an encoder's engine beside models that generate. 8 streams of SmolLM2 (135M) took 9.6 ms a token alone.
-Beside 1,500 texts they took 26, 11 and 10 ms with nice 0, 10 and 19 (2 cores of an Intel Xeon, 2026-12-01). At 19 a
-text would get a hundredth of the cores that streams keep busy."""
+_NICE_OF_TEXTS = 10
+"""Nice value of an engine that embeds or judges texts beside models that generate. 8 streams of SmolLM2 (135M) took
+9.6 ms a token alone. Beside 1,500 texts they took 26, 11 and 10 ms with nice 0, 10 and 19 (2 cores of an Intel Xeon,
+2026-12-01). At 19 a text would get a hundredth of the cores that streams keep busy."""
 
 
 def nice_of(asked: Asked, all_asked: Sequence[Asked]) -> int:
     """The nice value of a model's engine: streams are waited for token by token, and texts as a whole."""
-    is_beside_streams = any(isinstance(other.facts, ModelFacts) for other in all_asked)
-    return _ENCODER_NICE if isinstance(asked.facts, EncoderFacts) and is_beside_streams else 0
+    return _NICE_OF_TEXTS if not asked.streams and any(other.streams for other in all_asked) else 0
 
 
 def check_host_memory(machine: Machine, configs: Sequence[EngineConfig]) -> None:

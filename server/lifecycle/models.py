@@ -78,7 +78,7 @@ def _read(settings: Settings) -> _Read:
     path = locate(settings.model, settings.revision)
     held = HeldCheckpoint(path)
     checkpoint = Checkpoint.read(path, keeps_blocks=keeps_blocks)
-    return _Read(Asked.of(settings, facts_of(checkpoint, settings.model_impl)), checkpoint, held)
+    return _Read(Asked.of(settings, facts_of(checkpoint, settings.model_impl), checkpoint.gguf), checkpoint, held)
 
 
 def _held(path: Path, *, keeps_blocks: bool) -> HeldCheckpoint:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.config import replicas_of
 from inferd.engine.api.errors import CapacityError, ConfigError, ModelError
 from inferd.engine.api.machine.cpu import DRIVER_BYTES, Machine
@@ -33,6 +35,10 @@ models:
 kv_memory: 32MiB
 port: 1
 """
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "pooling", "type": "sentence_transformers.models.Pooling"},
+]
 
 
 def load(flags: dict[str, object], tmp_path: Path, yaml: str = YAML) -> tuple[Settings, ...]:
@@ -241,3 +247,24 @@ def test_the_models_of_a_server_fit_its_memory_together(monkeypatch: pytest.Monk
     assert three[0].memory.kv_bytes < alone[0].memory.kv_bytes
     with pytest.raises(ModelError, match=r"^b: "):
         read_models(Settings(models=("tiny", "b=/nowhere/at/all"), device="cpu"))
+
+
+@pytest.mark.parametrize("kind", ["a body", "a folder of sentence-transformers"])
+def test_a_decoder_that_embeds_yields_to_one_that_streams(kind: str, tmp_path: Path) -> None:
+    for name in ("embedder", "other"):
+        shutil.copytree(EMBEDDED_PATH, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        if kind == "a body":
+            config = json.loads((tmp_path / name / "config.json").read_text())
+            (tmp_path / name / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaModel"]}))
+        else:
+            (tmp_path / name / "pooling").mkdir()
+            (tmp_path / name / "pooling" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
+            (tmp_path / name / "modules.json").write_text(json.dumps(MODULES))
+
+    def nice_values(*models: str) -> list[int]:
+        found = read_models(Settings(models=models, kv_memory=32 * MIB, allow_unauthenticated=True))
+        return [report.config.nice for report in found]
+
+    embedder, other = (f"{name}={tmp_path / name}" for name in ("embedder", "other"))
+    assert nice_values("tiny", embedder) == [0, 10]
+    assert nice_values(embedder, other) == [0, 0], "nothing streams beside them"
