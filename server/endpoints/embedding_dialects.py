@@ -38,6 +38,8 @@ from inferd.server.schema.embedding_dialects import (
 )
 from inferd.server.schema.embeddings import EmbeddingRequest, Side, VectorType
 
+_TRUNCATES = "set 'truncate' to true"
+
 
 class EmbeddingDialects:
     """The routes' handlers. Each raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
@@ -128,8 +130,15 @@ class EmbeddingDialects:
             truncate_prompt_tokens=kept,
             truncation_side=side,
         )
-        is_base64 = [kind == "base64" for kind in asked]
-        return await self._embedder.answer(request, translated, render, kinds=kinds, is_base64=is_base64, param=param)
+        return await self._embedder.answer(
+            request,
+            translated,
+            render,
+            kinds=kinds,
+            is_base64=[kind == "base64" for kind in asked],
+            param=param,
+            way_to_cut="set 'truncate' to END" if body.truncate == "NONE" else "leave 'max_tokens' out",
+        )
 
     async def tei_embed(self, request: Request, body: Annotated[TeiEmbedRequest, body_of(TeiEmbedRequest)]) -> Response:
         """/embed of text-embeddings-inference."""
@@ -153,7 +162,12 @@ class EmbeddingDialects:
             truncation_side=side,
         )
         return await self._embedder.answer(
-            request, translated, lambda embedded: embedded.values[0], per_token=per_token, param="inputs"
+            request,
+            translated,
+            lambda embedded: embedded.values[0],
+            per_token=per_token,
+            param="inputs",
+            way_to_cut=_TRUNCATES,
         )
 
     async def ollama_embed(
@@ -178,7 +192,7 @@ class EmbeddingDialects:
             normalize=True,
             truncate_prompt_tokens=None if body.truncate is False else -1,
         )
-        return await self._embedder.answer(request, translated, render)
+        return await self._embedder.answer(request, translated, render, way_to_cut=_TRUNCATES)
 
     async def ollama_embeddings(
         self, request: Request, body: Annotated[OllamaEmbeddingsRequest, body_of(OllamaEmbeddingsRequest)]
@@ -206,7 +220,7 @@ class EmbeddingDialects:
             model=body.model,
             normalize=None if body.embd_normalize is None else body.embd_normalize == 2,
         )
-        return await self._embedder.answer(request, translated, render, param="content")
+        return await self._embedder.answer(request, translated, render, param="content", way_to_cut="")
 
 
 def _texts_of(body: CohereEmbedRequest) -> tuple[tuple[str, ...], str]:

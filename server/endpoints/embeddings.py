@@ -20,6 +20,7 @@ from inferd.server.endpoints.service import Services
 from inferd.server.endpoints.vectors import VectorForm
 from inferd.server.errors import messages as errors
 from inferd.server.generate.embed import EmbedIntake, embed
+from inferd.server.generate.texts import WAY_TO_CUT
 from inferd.server.schema.answers.embeddings import Embedding, Embeddings
 from inferd.server.schema.embeddings import EmbeddingRequest, VectorType
 from inferd.server.schema.notices import Notice
@@ -60,16 +61,17 @@ class Embedder:
         is_base64: Sequence[bool] = (False,),
         per_token: bool = False,
         param: str = "input",
+        way_to_cut: str = WAY_TO_CUT,
     ) -> Response:
-        """`kinds` and `is_base64`: of each form. `param`: the caller's name of the inputs. Raises `RequestError`,
-        `EngineDeadError` and `ClientGoneError`."""
+        """`kinds` and `is_base64`: of each form. `param`: the caller's name of the inputs. `way_to_cut`: what a caller
+        may do to have a text cut that is too long. Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
         service = self._services.made_for(body.model, lambda model: model.is_made_to_embed)
         name = service.intake.check_model(body.model)
         # The server sends inputs as places in the queue become free, so one free place is enough to begin.
         caller = admit(request, service, body.timeout, num_choices=1, has_target=False)
         ready, adapter = service.router.replicas.ready, service.intake.adapter_of(body.model)
         intake = EmbedIntake(service.prompts, service.model)
-        work = intake.take(body, caller, ready, adapter, param=param, per_token=per_token)
+        work = intake.take(body, caller, ready, adapter, param=param, per_token=per_token, way_to_cut=way_to_cut)
         accepted = await while_asked(request, caller.deadline, work)
         add_special = body.add_special_tokens is not False
         request.state.notices += service.prompts.second_bos(body.input, add_special=add_special)

@@ -219,6 +219,11 @@ def text_too_long(param: str, limit: int, num_bytes: int, least_tokens: int) -> 
     return ContextTooLongError(message, param, limit, least_tokens)
 
 
+def with_way_to_cut(error: ContextTooLongError, way_to_cut: str) -> ContextTooLongError:
+    """The same refusal, with what the caller may do to have the text cut: an imperative; empty if there is nothing."""
+    return error.reworded(f"{error.message} Or {way_to_cut}, which cuts it.", error.param) if way_to_cut else error
+
+
 def too_many_tokens(param: str, limit: int) -> RequestError:
     message = f"Invalid '{param}': string too long. Expected a string of at most {limit} tokens."
     return RequestError("string_above_max_length", message, param)

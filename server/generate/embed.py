@@ -21,6 +21,7 @@ from inferd.server.generate import work
 from inferd.server.generate.inputs import results_of, vector_of
 from inferd.server.generate.prompts import Encoded, PromptReader
 from inferd.server.generate.request import Caller
+from inferd.server.generate.texts import WAY_TO_CUT
 from inferd.server.schema.completions import Prompt
 from inferd.server.schema.embeddings import EmbeddingRequest, Side
 from inferd.server.text.model import ServedModel
@@ -75,9 +76,25 @@ class EmbedIntake:
         *,
         param: str = "input",
         per_token: bool = False,
+        way_to_cut: str = WAY_TO_CUT,
     ) -> EmbedRequest:
         """`ready`: what the engine can do. `param`: the caller's name of the inputs. `per_token`: a vector for each
-        token. Raises `RequestError`."""
+        token. `way_to_cut`: as in `with_way_to_cut`. Raises `RequestError`."""
+        try:
+            return await self._taken(body, caller, ready, adapter, param, per_token=per_token)
+        except errors.ContextTooLongError as error:
+            raise errors.with_way_to_cut(error, way_to_cut) from error
+
+    async def _taken(
+        self,
+        body: EmbeddingRequest,
+        caller: Caller,
+        ready: Ready,
+        adapter: Adapter | None,
+        param: str,
+        *,
+        per_token: bool,
+    ) -> EmbedRequest:
         pooling = self._pooling_of(body, ready, "token_embeddings" if per_token else "embedding")
         if not per_token:
             work.check_vectors(param, len(body.input), pooling.num_components)

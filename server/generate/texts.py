@@ -86,6 +86,9 @@ class Form:
         return self.single(self.prompt + text)
 
 
+WAY_TO_CUT = "set 'truncate_prompt_tokens' to -1"
+"""What a caller may do to have a text cut that is too long, as `with_way_to_cut` takes it."""
+
 PLAIN = Form()
 """Texts and pairs as the request has them."""
 
@@ -188,7 +191,11 @@ class TextReader:
                 work.check_input_ids(name.partition("[")[0], len(inputs), num_ids)
             return tuple(inputs)
 
-        return await self._prompts.in_turns(reading(), max(map(_size, items), default=0))
+        try:
+            return await self._prompts.in_turns(reading(), max(map(_size, items), default=0))
+        except errors.ContextTooLongError as error:
+            # One that is cut is still too long if its other parts alone are.
+            raise errors.with_way_to_cut(error, "" if cut.is_cut else WAY_TO_CUT) from error
 
     def _single(
         self, item: str | tuple[int, ...], name: str, cut: Cut, *, add_special: bool
@@ -260,9 +267,7 @@ def _fitted(joined: JoinedPair, name: str, cut: Cut) -> Input:
     if len(joined) > cut.most and cut.is_cut:
         joined = joined.cut(cut.most)
     if len(joined) > cut.most:
-        error = errors.context_too_long(name, cut.most, len(joined), None)
-        way_out = "" if cut.is_cut else " Or set 'truncate_prompt_tokens' to -1, which cuts it."
-        raise error.reworded(error.message + way_out, error.param)
+        raise errors.context_too_long(name, cut.most, len(joined), None)
     if not len(joined):
         raise RequestError("invalid_value", f"Invalid '{name}': it has no tokens. Expected at least one.", name)
     return Input(joined.token_ids, name, joined.num_first)

@@ -144,6 +144,28 @@ def test_ollama(http: httpx.Client, router: Any) -> None:
     assert refused(http, "/api/embed", input=long, truncate=False) == (400, "context_length_exceeded", "input")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field", "way"),
+    [
+        ("/v1/embeddings", {}, "input", "Or set 'truncate_prompt_tokens' to -1, which cuts it."),
+        ("/pooling", {}, "input", "Or set 'truncate_prompt_tokens' to -1, which cuts it."),
+        ("/v2/embed", {"truncate": "NONE"}, "texts", "Or set 'truncate' to END, which cuts it."),
+        ("/v2/embed", {"max_tokens": 10_000}, "texts", "Or leave 'max_tokens' out, which cuts it."),
+        ("/embed", {}, "inputs", "Or set 'truncate' to true, which cuts it."),
+        ("/api/embed", {"truncate": False}, "input", "Or set 'truncate' to true, which cuts it."),
+        ("/embedding", {}, "content", ""),
+    ],
+)
+@pytest.mark.parametrize("num_words", [MAX_MODEL_LEN + 1, 40 * MAX_MODEL_LEN], ids=["counted", "by its bytes"])
+def test_a_text_that_is_too_long_may_be_cut_as_its_route_says(
+    http: httpx.Client, path: str, body: dict[str, Any], field: str, way: str, num_words: int
+) -> None:
+    texts = ["one " * num_words, "two"]
+    answer = http.post(path, json={field: texts, **body})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert answer.json()["error"]["message"].partition(". Please reduce ")[2].partition(". ")[2] == way
+
+
 def test_llama_cpp(http: httpx.Client, router: Any) -> None:
     answer = http.post("/embedding", json={"content": [[5, 6], [7]]}).json()
     assert answer == [{"index": 0, "embedding": [numbers((5, 6))]}, {"index": 1, "embedding": [numbers((7,))]}]

@@ -245,6 +245,9 @@ def test_a_pair_is_cut_if_that_is_asked_for(http: httpx.Client, router: Scripted
     assert sent(max_tokens_per_doc=10_000) == sent(truncate=True)
     assert sent(max_tokens_per_doc=7, truncate_prompt_tokens=len(query) + 3) == (*query, *document[:3])
     assert refused(http, "/v1/rerank", **asked, truncate=False)[1:] == ("context_length_exceeded", "documents")
+    for num_words in (400, 40_000):
+        answer = http.post("/v1/rerank", json={**asked, "documents": ["river " * num_words]})
+        assert answer.json()["error"]["message"].endswith("Or set 'truncate_prompt_tokens' to -1, which cuts it.")
 
 
 def test_cohere_cuts_unless_the_request_forbids_it(http: httpx.Client, router: ScriptedRouter) -> None:
