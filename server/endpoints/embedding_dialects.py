@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,7 +21,9 @@ from inferd.server.endpoints.admin import Handler
 from inferd.server.endpoints.body import body_of
 from inferd.server.endpoints.embeddings import Embedded, Embedder, kind_of
 from inferd.server.endpoints.route import Route
+from inferd.server.endpoints.scores import ScoresApi
 from inferd.server.endpoints.service import Services
+from inferd.server.endpoints.vectors import VectorForm
 from inferd.server.errors import messages as errors
 from inferd.server.schema.answers.embeddings import (
     CohereEmbedded,
@@ -28,6 +32,7 @@ from inferd.server.schema.answers.embeddings import (
     OllamaEmbedding,
     Pooled,
 )
+from inferd.server.schema.classes import ClassifyRequest
 from inferd.server.schema.embedding_dialects import (
     CohereEmbedRequest,
     LlamaCppEmbeddingRequest,
@@ -37,7 +42,14 @@ from inferd.server.schema.embedding_dialects import (
     TeiEmbedRequest,
 )
 from inferd.server.schema.embeddings import EmbeddingRequest, Side, VectorType
+from inferd.server.text.model import ServedModel
 
+_OF_VECTORS = (
+    "dimensions", "pooling", "prompt_name", "input_type", "return_multivector", "output_dtype", "embedding_types",
+    "truncation_side",
+)  # fmt: skip
+"""Fields of a request for pooled states that have no part in classes."""
+_OF_BOTH = ("add_special_tokens", "truncate_prompt_tokens", "priority", "timeout", "user")
 _TRUNCATES = "set 'truncate' to true"
 
 
@@ -45,7 +57,8 @@ class EmbeddingDialects:
     """The routes' handlers. Each raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
 
     def __init__(self, services: Services) -> None:
-        self._embedder = Embedder(services)
+        self._services = services
+        self._embedder, self._judging = Embedder(services), ScoresApi(services)
 
     def handlers(self) -> dict[Route, Handler]:
         """The handler of each route."""
@@ -62,33 +75,38 @@ class EmbeddingDialects:
 
     async def pooling(self, request: Request, body: Annotated[PoolingRequest, body_of(PoolingRequest)]) -> Response:
         """vLLM's /pooling."""
-
-        def render(embedded: Embedded) -> Pooled:
-            items: Any = [
-                {"index": i, "object": "pooling", "data": value} for i, value in enumerate(embedded.values[0])
-            ]
-            return {
-                "id": f"pool-{secrets.token_hex(16)}",
-                "object": "list",
-                "created": int(time.time()),
-                "model": embedded.name,
-                "data": items,
-                "usage": {
-                    "prompt_tokens": embedded.num_tokens,
-                    "total_tokens": embedded.num_tokens,
-                    "completion_tokens": 0,
-                    "prompt_tokens_details": None,
-                },
-            }
-
+        if body.task == "classify" or (body.task is None and self._classifies(body.model)):
+            return await self._classes(request, body)
         return await self._embedder.answer(
             request,
             body,
-            render,
+            lambda embedded: _pooled(embedded.name, embedded.values[0], embedded.num_tokens),
             kinds=(kind_of(body),),
             is_base64=(body.encoding_format == "base64",),
             per_token=body.task == "token_embed" or bool(body.return_multivector),
         )
+
+    def _classifies(self, name: str | None) -> bool:
+        """Whether the model gives classes and no vectors, if the request does not say what it wants."""
+        model = self._services.made_for(name, lambda model: model.is_made_to_embed, _has_classes).model
+        return _has_classes(model)
+
+    async def _classes(self, request: Request, body: PoolingRequest) -> Response:
+        for name in _OF_VECTORS:
+            if getattr(body, name) is not None:
+                raise errors.unsupported_parameter(name, "Classes are no vectors: leave it out.")
+        asked = ClassifyRequest.model_construct(
+            input=body.input,
+            model=body.model,
+            use_activation=body.normalize,  # its name in this request, too
+            **{name: getattr(body, name) for name in _OF_BOTH},
+        )
+        form = VectorForm(is_base64=body.encoding_format == "base64")
+
+        def render(name: str, rows: Sequence[bytes], num_tokens: int) -> Pooled:
+            return _pooled(name, [orjson.Fragment(form.value(row)) for row in rows], num_tokens)
+
+        return await self._judging.pool(request, asked, render)
 
     async def cohere_v1(
         self, request: Request, body: Annotated[CohereEmbedRequest, body_of(CohereEmbedRequest)]
@@ -221,6 +239,27 @@ class EmbeddingDialects:
             normalize=None if body.embd_normalize is None else body.embd_normalize == 2,
         )
         return await self._embedder.answer(request, translated, render, param="content", way_to_cut="")
+
+
+def _has_classes(model: ServedModel) -> bool:
+    return model.is_made_to_judge and model.judges.tokens is None
+
+
+def _pooled(name: str, values: Sequence[orjson.Fragment], num_tokens: int) -> Pooled:
+    items: Any = [{"index": i, "object": "pooling", "data": value} for i, value in enumerate(values)]
+    return {
+        "id": f"pool-{secrets.token_hex(16)}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": name,
+        "data": items,
+        "usage": {
+            "prompt_tokens": num_tokens,
+            "total_tokens": num_tokens,
+            "completion_tokens": 0,
+            "prompt_tokens_details": None,
+        },
+    }
 
 
 def _texts_of(body: CohereEmbedRequest) -> tuple[tuple[str, ...], str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,24 +93,64 @@ class ScoresApi:
 
     async def classify(self, request: Request, body: Annotated[ClassifyRequest, body_of(ClassifyRequest)]) -> Response:
         """Raises as `rerank`."""
-        asked = self._asked(request, body)
-        add_special = body.add_special_tokens is not False
-        accepted = await self._accepted(asked, body.input, "input", body, add_special=add_special)
-        asked.service.metrics.request_arrived("classify")
-        logits = await asked.while_asked(accepted.logits(asked.service.router))
-        work = partial(_classified, asked.name, accepted, logits, asked.service.model.judges.label)
-        return await asked.answer(work, sum(map(len, logits)))
+
+        def write(asked: _Asked, accepted: Classifying, logits: Sequence[bytes]) -> bytes:
+            return _classified(asked.name, accepted, logits, asked.service.model.judges.label)
+
+        return await self._judged(request, body, body.input, "input", write)
 
     async def predict(self, request: Request, body: Annotated[PredictRequest, body_of(PredictRequest)]) -> Response:
         """Raises as `rerank`."""
-        asked = self._asked(request, body)
         inputs, is_batch = body.inputs
         items: list[Item] = [Pair(*texts) if len(texts) == 2 else texts[0] for texts in inputs]
-        accepted = await self._accepted(asked, items, "inputs", body)
-        asked.service.metrics.request_arrived("classify")
-        logits = await asked.while_asked(accepted.logits(asked.service.router))
-        work = partial(_predictions, accepted, logits, asked.service.model.judges.label, is_batch=is_batch)
-        return await asked.answer(work, sum(map(len, logits)))
+
+        def write(asked: _Asked, accepted: Classifying, logits: Sequence[bytes]) -> bytes:
+            return _predictions(accepted, logits, asked.service.model.judges.label, is_batch=is_batch)
+
+        return await self._judged(request, body, items, "inputs", write, names_all=True)
+
+    async def pool(
+        self, request: Request, body: ClassifyRequest, render: Callable[[str, Sequence[bytes], int], object]
+    ) -> Response:
+        """`render` makes the answer of the model's name, of the numbers of each input as fp32, and of the number of
+        tokens. Raises as `rerank`."""
+
+        def write(asked: _Asked, accepted: Classifying, logits: Sequence[bytes]) -> bytes:
+            rows = [array("f", values).tobytes() for values in accepted.classes(logits)]
+            return exact(orjson.dumps(render(asked.name, rows, accepted.inputs.num_tokens)))
+
+        return await self._judged(request, body, body.input, "input", write)
+
+    async def _judged(
+        self,
+        request: Request,
+        body: JudgingFields,
+        items: Sequence[Item],
+        param: str,
+        write: Callable[[_Asked, Classifying, Sequence[bytes]], bytes],
+        *,
+        names_all: bool = False,
+    ) -> Response:
+        """The answer that `write` makes of the logits of each item, on a thread. `names_all`: as of `ClassifyIntake`.
+        Raises as `rerank`."""
+        asked = self._asked(request, body)
+        service = asked.service
+        adapter, ready = service.intake.adapter_of(body.model), service.router.replicas.ready
+        accepted = await asked.while_asked(
+            ClassifyIntake(service.prompts, service.model).take(
+                items,
+                param,
+                body,
+                asked.caller,
+                ready,
+                adapter,
+                add_special=not isinstance(body, ClassifyRequest) or body.add_special_tokens is not False,
+                names_all=names_all,
+            )
+        )
+        service.metrics.request_arrived("classify")
+        logits = await asked.while_asked(accepted.logits(service.router))
+        return await asked.answer(partial(write, asked, accepted, logits), sum(map(len, logits)))
 
     def _asked(self, request: Request, body: JudgingFields) -> _Asked:
         """Raises `RequestError`."""
@@ -120,15 +161,6 @@ class ScoresApi:
         # The server sends inputs as places in the queue become free, so one free place is enough to begin.
         caller = admit(request, service, body.timeout, num_choices=1, has_target=False)
         return _Asked(request, service, name, caller)
-
-    async def _accepted(
-        self, asked: _Asked, items: Sequence[Item], param: str, body: JudgingFields, *, add_special: bool = True
-    ) -> Classifying:
-        service = asked.service
-        adapter, ready = service.intake.adapter_of(body.model), service.router.replicas.ready
-        intake = ClassifyIntake(service.prompts, service.model)
-        work = intake.take(items, param, body, asked.caller, ready, adapter, add_special=add_special)
-        return await asked.while_asked(work)
 
 
 async def _scored(asked: _Asked, api: str, pairs: Pairs, body: ScoringFields) -> tuple[tuple[float, ...], int]:

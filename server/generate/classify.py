@@ -53,8 +53,10 @@ class ClassifyIntake:
         adapter: Adapter | None,
         *,
         add_special: bool = True,
+        names_all: bool = False,
     ) -> Classifying:
-        """`param`: the field with the items. `ready`: what the engine said of the model. Raises `RequestError`."""
+        """`param`: the field with the items. `ready`: what the engine said of the model. `names_all`: whether the
+        answer has the names of all labels for each item. Raises `RequestError`."""
         model, judges = self._model, self._model.judges
         if not ready.num_labels:
             name = errors.clip(model.names[0], errors.MAX_ECHO)
@@ -62,6 +64,8 @@ class ClassifyIntake:
             raise RequestError("invalid_value", message, "model")
         activation = activation_of(judges, ready.num_labels, body)
         work.check_vectors(param, len(items), ready.num_labels, "labels")
+        if names_all:
+            work.check_labels(param, len(items), sum(map(len, judges.labels.values())))
         names = [param] if len(items) == 1 else [f"{param}[{i}]" for i in range(len(items))]
         cut = cut_of(body, model.max_model_len, judges.max_tokens)
         params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling(gives="logits"), adapter=adapter)

@@ -11,7 +11,7 @@ from inferd.server.errors import messages as errors
 from inferd.server.schema.completions import Prompt, prompts
 from inferd.server.schema.generation import MAX_PROMPTS
 from inferd.server.schema.request_model import option, required
-from inferd.server.schema.scores import JudgingFields
+from inferd.server.schema.scores import JudgingFields, activation_by_tei
 from inferd.server.schema.token_ids import check_array
 from inferd.server.schema.values import Flag, ReadBy, Text
 
@@ -63,11 +63,13 @@ class PredictRequest(JudgingFields):
     inputs: Annotated[tuple[tuple[Texts, ...], bool], ReadBy(_inputs, Text | _OneOrTwo | _Batch)] = required(
         "A text, a pair as a list of two texts, or a list of lists of one text or two. At most 2,048."
     )
-    raw_scores: Flag | None = option("True gives the logits, else scores are probabilities.", unset="false")
+    raw_scores: Flag | None = option(
+        "True gives the logits, false probabilities.", unset="as `use_activation` says, else false"
+    )
 
     @property
     def wants_activation(self) -> bool | None:
-        return not self.raw_scores
+        return activation_by_tei(self.raw_scores, self.use_activation)
 
     @property
     def logits_option(self) -> tuple[str, str]:

@@ -23,8 +23,10 @@ CohereType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 class PoolingRequest(EmbeddingRequest):
     """The body of vLLM's /pooling: that of /v1/embeddings, and a task."""
 
-    task: Literal["embed", "token_embed"] | None = option(
-        "`embed`: one vector for each input. `token_embed`: a vector for each of its tokens.", unset="`embed`"
+    task: Literal["embed", "token_embed", "classify"] | None = option(
+        "`embed`: one vector for each input. `token_embed`: a vector for each of its tokens. `classify`: a number for "
+        "each label of a classifier: `use_activation` false gives the logits, and fields of vectors are refused.",
+        unset="`classify` for a model with a classifier, else `embed`",
     )
 
     aliases: ClassVar[Mapping[str, str]] = {

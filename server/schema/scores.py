@@ -99,6 +99,12 @@ class JudgingFields(RequestModel):
         return "use_activation", "false"
 
 
+def activation_by_tei(raw_scores: bool | None, use_activation: bool | None) -> bool:
+    """`wants_activation` of a request of text-embeddings-inference: scores are from 0 to 1, whatever the folder says,
+    unless it asks for raw ones."""
+    return use_activation is not False if raw_scores is None else not raw_scores
+
+
 class ScoringFields(JudgingFields):
     """Fields of every request for scores."""
 
@@ -129,7 +135,9 @@ class RerankRequest(ScoringFields):
     return_documents: Flag | None = option(
         "Add the text of each document to the answer.", unset="true, but false for `/v2/rerank` and with `texts`"
     )
-    raw_scores: Flag | None = option("With `texts`: true gives the logits, else scores are from 0 to 1.", unset="false")
+    raw_scores: Flag | None = option(
+        "True gives the logits, false scores from 0 to 1.", unset="false with `texts`, else as `use_activation` says"
+    )
     max_chunks_per_doc: object = option("Each document is one input. It is not split.", has_effect=False)
     return_embeddings: Annotated[object, Only((False,), "Use /v1/embeddings.")] | None = option(
         "Only false is accepted.", has_effect=False, kind="demand"
@@ -143,8 +151,9 @@ class RerankRequest(ScoringFields):
 
     @property
     def wants_activation(self) -> bool | None:
-        """text-embeddings-inference gives scores from 0 to 1 whatever the folder says."""
-        return not self.raw_scores if self.texts is not None else self.use_activation
+        if self.texts is None and self.raw_scores is None:
+            return self.use_activation
+        return activation_by_tei(self.raw_scores, self.use_activation)
 
     @property
     def logits_option(self) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import struct
 import threading
@@ -9,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
+import numpy as np
 import pytest
 
 from inferd.engine.api.classifier_folder import ClassifierFolder, TokenPair
@@ -27,6 +29,7 @@ from .conftest import HIDDEN_SIZE, MAX_MODEL_LEN, Script, ScriptedRouter, ServeA
 from .test_stream import connected
 
 QUERY, DOCUMENTS = "What runs?", ["The river runs.", "Nobody knows why.", "Seven houses, and the river."]
+CLASSIFIER = ("BertForSequenceClassification",)
 RERANKS = ("/v1/rerank", "/v2/rerank", "/rerank")
 
 
@@ -162,6 +165,51 @@ def test_every_path_reads_a_pair_the_same_way(serve_as: ServeAs, model: ServedMo
     assert len({submit.prompt_ids for submit in router.submits}) == 1
     expected = "Judge: |what|river" if has_template else "judge: whatriver"
     assert model.tokenizer.decode(router.submits[0].prompt_ids, False) == expected
+
+
+def test_logits_may_be_asked_for_on_every_path(serve_as: ServeAs) -> None:
+    http, _ = serve_as(3, architectures=CLASSIFIER)
+    (found,) = http.post("/v1/classify", json={"input": "a", "use_activation": False}).json()["data"]
+    plain = http.post("/predict", json={"inputs": "a"}).json()
+    assert math.isclose(sum(each["score"] for each in plain), 1.0)
+    for field in ({"raw_scores": True}, {"use_activation": False}, {"raw_scores": True, "use_activation": True}):
+        raw = http.post("/predict", json={"inputs": "a", **field}).json()
+        assert [each["score"] for each in raw] == sorted(found["probs"], reverse=True)
+        assert [each["label"] for each in raw] == [each["label"] for each in plain]
+    assert http.post("/predict", json={"inputs": "a", "raw_scores": False, "use_activation": False}).json() == plain
+    http, _ = serve_as(1)
+    asked = {"query": "a", "documents": ["b"]}
+    (logit,) = http.post("/rerank", json={**asked, "use_activation": False}).json()["results"]
+    assert http.post("/rerank", json={**asked, "raw_scores": True}).json()["results"] == [logit]
+
+
+def test_pooling_gives_the_classes_that_classify_gives(serve_as: ServeAs) -> None:
+    http, router = serve_as(3, architectures=CLASSIFIER)
+    texts = ["What runs?", "The river."]
+    expected = [item["probs"] for item in http.post("/v1/classify", json={"input": texts}).json()["data"]]
+    for task in ({}, {"task": "classify"}):
+        answer = http.post("/pooling", json={"model": "tiny", "input": texts, **task}).json()
+        assert [item["data"] for item in answer["data"]] == [[float(np.float32(x)) for x in row] for row in expected]
+        assert (answer["data"][1]["object"], answer["data"][1]["index"]) == ("pooling", 1)
+        assert answer["usage"]["prompt_tokens"] == sum(len(submit.prompt_ids) for submit in router.submits[:2])
+    coded = http.post("/pooling", json={"input": texts, "encoding_format": "base64"}).json()["data"][0]["data"]
+    assert np.array_equal(np.frombuffer(base64.b64decode(coded), np.float32), np.float32(expected[0]))
+    raw = http.post("/pooling", json={"input": texts[0], "use_activation": False}).json()["data"][0]["data"]
+    assert raw == pytest.approx(logits(router, texts[0], num_labels=3), abs=1e-7)
+    assert http.post("/pooling", json={"input": "a", "task": "embed"}).json()["data"][0]["data"] != expected
+    for field, value in (("dimensions", 2), ("pooling", "mean"), ("output_dtype", "int8"), ("prompt_name", "x")):
+        assert refused(http, "/pooling", input="a", **{field: value}) == (400, "unsupported_parameter", field)
+
+
+def test_names_of_labels_bound_an_answer_that_has_them_all(serve_as: ServeAs) -> None:
+    judges = ClassifierFolder({0: "a" * 4_096, 1: "b" * 4_096})
+    http, router = serve_as(2, judges=judges, architectures=CLASSIFIER)
+    with patch.object(work, "MAX_LABEL_CHARS", 3 * 8_192):
+        assert http.post("/predict", json={"inputs": [["x"]] * 3}).status_code == 200
+        refusal = http.post("/predict", json={"inputs": [["x"]] * 4})
+        assert http.post("/v1/classify", json={"input": ["x"] * 4}).status_code == 200, "it names one for each input"
+    assert refusal.status_code == 400 and "8192 characters of labels per input" in refusal.json()["error"]["message"]
+    assert len(router.submits) == 7
 
 
 def test_a_query_is_written_once_on_a_thread(serve_as: ServeAs) -> None:
