@@ -31,6 +31,7 @@ from inferd.server.dispatch.router import Router
 from inferd.server.endpoints import docs_page, routes
 from inferd.server.endpoints.admin import AdminApi, Handler, admin_only, at_port, not_served
 from inferd.server.endpoints.anthropic.routes import MessagesApi
+from inferd.server.endpoints.catalogs import CatalogsApi
 from inferd.server.endpoints.chat import ChatApi
 from inferd.server.endpoints.completions import CompletionsApi
 from inferd.server.endpoints.embedding_dialects import EmbeddingDialects
@@ -219,12 +220,8 @@ def handlers_of(services: Services) -> dict[Route, Handler]:
     chat, text, tokens = ChatApi(services), CompletionsApi(services), TokensApi(services)
     models, health, admin = ModelsApi(services), HealthApi(services), AdminApi(services)
     render, messages, judging = RenderApi(services), MessagesApi(services), ScoresApi(services)
-    sleep, responses, gateways, llama_cpp = (
-        SleepApi(services),
-        ResponsesApi(services),
-        GatewaysApi(services),
-        LlamaCppApi(services),
-    )
+    sleep, responses = SleepApi(services), ResponsesApi(services)
+    gateways, llama_cpp = GatewaysApi(services), LlamaCppApi(services)
     return {
         routes.CHAT: chat.create,
         routes.CHAT_RENDER: render.chat,
@@ -245,6 +242,7 @@ def handlers_of(services: Services) -> dict[Route, Handler]:
         **dict.fromkeys(routes.CLASSIFIES, judging.classify),
         routes.PREDICT: judging.predict,
         **EmbeddingDialects(services).handlers(),
+        **CatalogsApi(services).handlers(),
         routes.TOKENIZE: tokens.tokenize,
         routes.DETOKENIZE: tokens.detokenize,
         routes.TOKENIZER_INFO: tokens.info,

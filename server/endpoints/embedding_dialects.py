@@ -19,6 +19,7 @@ from starlette.responses import Response
 from inferd.server.endpoints import embedding_routes as routes
 from inferd.server.endpoints.admin import Handler
 from inferd.server.endpoints.body import body_of
+from inferd.server.endpoints.catalogs import name_by_ollama
 from inferd.server.endpoints.embeddings import Embedded, Embedder, kind_of
 from inferd.server.endpoints.route import Route
 from inferd.server.endpoints.scores import ScoresApi
@@ -196,7 +197,7 @@ class EmbeddingDialects:
         def render(embedded: Embedded) -> OllamaEmbedded:
             vectors: Any = embedded.values[0]
             return {
-                "model": embedded.name,
+                "model": body.model or embedded.name,
                 "embeddings": vectors,
                 "total_duration": int((time.monotonic() - request.state.arrival_s) * 1e9),
                 "load_duration": 0,
@@ -205,7 +206,7 @@ class EmbeddingDialects:
 
         translated = EmbeddingRequest.model_construct(
             input=body.input,
-            model=body.model,
+            model=name_by_ollama(self._services, body.model),
             dimensions=body.dimensions,
             normalize=True,
             truncate_prompt_tokens=None if body.truncate is False else -1,
@@ -221,7 +222,8 @@ class EmbeddingDialects:
             vector: Any = embedded.values[0][0]
             return {"embedding": vector}
 
-        translated = EmbeddingRequest.model_construct(input=(body.prompt,), model=body.model, truncate_prompt_tokens=-1)
+        name = name_by_ollama(self._services, body.model)
+        translated = EmbeddingRequest.model_construct(input=(body.prompt,), model=name, truncate_prompt_tokens=-1)
         return await self._embedder.answer(request, translated, render, param="prompt")
 
     async def llama_cpp(

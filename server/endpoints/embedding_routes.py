@@ -1,14 +1,17 @@
-"""The routes that embed in the forms of other servers, as data."""
+"""The routes that embed in the forms of other servers, and that tell their clients what is served, as data."""
 
 from __future__ import annotations
 
+from inferd.server.endpoints.body import ModelQuery
 from inferd.server.endpoints.route import Access, Area, Route
+from inferd.server.schema.answers import catalogs
 from inferd.server.schema.answers import embeddings as answers
 from inferd.server.schema.embedding_dialects import (
     CohereEmbedRequest,
     LlamaCppEmbeddingRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
+    OllamaShowRequest,
     PoolingRequest,
     TeiEmbedRequest,
 )
@@ -50,6 +53,28 @@ LLAMA_CPP = _route(
     list[answers.LlamaCppEmbedding],
     LlamaCppEmbeddingRequest,
 )
+TEI_INFO = Route(
+    "GET",
+    "/info",
+    Access.KEY,
+    Area.MODELS,
+    "The model that embeds or judges, as text-embeddings-inference tells it.",
+    catalogs.TeiInfo,
+    query=ModelQuery,
+)
+OLLAMA_TAGS = Route(
+    "GET", "/api/tags", Access.KEY, Area.MODELS, "The models that embed, as Ollama lists them.", catalogs.OllamaModels
+)
+OLLAMA_SHOW = Route(
+    "POST",
+    "/api/show",
+    Access.KEY,
+    Area.MODELS,
+    "One of these models, as Ollama describes it.",
+    catalogs.OllamaShown,
+    OllamaShowRequest,
+)
+CATALOGS = (TEI_INFO, OLLAMA_TAGS, OLLAMA_SHOW)
 IN_OTHER_FORMS = (
     POOLING, COHERE_V1, COHERE_V2, TEI_EMBED, TEI_EMBED_ALL, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, LLAMA_CPP,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from starlette.routing import compile_path
 
 from inferd.server.endpoints.body import ModelQuery, ResetQuery
-from inferd.server.endpoints.embedding_routes import IN_OTHER_FORMS
+from inferd.server.endpoints.embedding_routes import CATALOGS, IN_OTHER_FORMS
 from inferd.server.endpoints.route import Access, Area, Route
 from inferd.server.errors.table import Error
 from inferd.server.schema.adapters import LoadAdapterRequest, UnloadAdapterRequest
@@ -364,7 +364,7 @@ ROUTES = (
     CHAT, CHAT_RENDER, COMPLETIONS, COMPLETIONS_RENDER, INFILL, MESSAGES, COUNT_TOKENS,
     RESPONSES, RESPONSE, DELETE_RESPONSE, CANCEL_RESPONSE, RESPONSE_ITEMS,
     EMBEDDINGS, *IN_OTHER_FORMS, *RERANKS, *SCORES, *CLASSIFIES, PREDICT, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS,
-    MODEL, PROPS,
+    MODEL, PROPS, *CATALOGS,
     HEALTH, READY, LIVE, VERSION, METRICS, STATE,
     LOADS, SERVER_INFO, MODEL_INFO, OPENAPI, DOCS, *DOCS_FILES, CONFIG, RESET_PREFIX_CACHE,
     LOAD_MODEL, UNLOAD_MODEL, LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, IS_SLEEPING, START_PROFILE, STOP_PROFILE,

@@ -13,7 +13,6 @@ from inferd.server.errors.messages import MAX_ECHO
 _ELSEWHERE = {
     "api/chat": routes.CHAT,
     "api/generate": routes.COMPLETIONS,
-    "api/tags": routes.MODELS,
     "generate": routes.COMPLETIONS,
 }
 """Ends of the paths of Ollama and SGLang -> the route that does the same."""

@@ -87,7 +87,7 @@ class Form:
 
 
 WAY_TO_CUT = "set 'truncate_prompt_tokens' to -1"
-"""What a caller may do to have a text cut that is too long, as `with_way_to_cut` takes it."""
+"""The way to have a text cut that is too long, as `with_way_to_cut` takes it."""
 
 PLAIN = Form()
 """Texts and pairs as the request has them."""

@@ -110,6 +110,17 @@ class OllamaEmbeddingsRequest(_OllamaRequest):
     prompt: Annotated[Text, Field(min_length=1)] = required("A text.")
 
 
+class OllamaShowRequest(RequestModel):
+    """The body of Ollama's /api/show."""
+
+    model: Text | None = option(_MODEL, unset="the first model that embeds")
+    verbose: Flag | None = option("The answer has everything.", has_effect=False)
+    system: Text | None = option("Templates are the model's own.", has_effect=False)
+    options: JsonObject | None = option("The model's settings are the server's.", has_effect=False)
+
+    aliases: ClassVar[Mapping[str, str]] = {"name": "model"}
+
+
 class LlamaCppEmbeddingRequest(RequestModel):
     """The body of /embedding of llama.cpp's server."""
 

@@ -14,6 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter, ValidationError
 
+from inferd.engine.api.sentence_folder import SentenceFolder
 from inferd.engine.api.wire.messages import EngineStats, Failure, StepOutput
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.config.settings import Settings
@@ -124,8 +125,13 @@ def ask_for_scores(asking: Asking) -> None:
     asking.router.num_labels = 2
     for route in routes.CLASSIFIES:
         asking.ask(route, input=["a", "b"])
+    asking.ask(embedding_routes.TEI_INFO)
     asking.ask(routes.PREDICT, inputs="a")
     asking.ask(routes.PREDICT, inputs=[["a"], ["a", "b"]])
+    asking.router.num_labels = 1
+    asking.ask(embedding_routes.TEI_INFO)
+    asking.router.num_labels = 0
+    asking.ask(embedding_routes.TEI_INFO)
     asking.router.num_labels = 1
 
 
@@ -144,6 +150,7 @@ def ask_for_vectors(asking: Asking) -> None:
     asking.ask(embedding_routes.OLLAMA_EMBED, input=["a", "b"])
     asking.ask(embedding_routes.OLLAMA_EMBEDDINGS, prompt="a")
     asking.ask(embedding_routes.LLAMA_CPP, content=["a", "b"])
+    asking.ask(embedding_routes.OLLAMA_SHOW, model=NAME)
 
 
 def ask_for_messages(asking: Asking) -> None:
@@ -224,6 +231,13 @@ def state_with_tenants(model: ServedModel, keys_file: Path) -> Any:
         return httpx.get(f"{url}{routes.STATE.path}", timeout=WAIT_S).json()
 
 
+def models_that_embed(model: ServedModel) -> Any:
+    """The `/api/tags` of a server whose model was made to embed."""
+    embedder = replace(model, embeds=SentenceFolder())
+    with serving(embedder, ScriptedRouter(embedder), app_settings()) as url:
+        return httpx.get(f"{url}{embedding_routes.OLLAMA_TAGS.path}", timeout=WAIT_S).json()
+
+
 def metrics_of_a_step(router: ScriptedRouter) -> Metrics:
     """Metrics of a server whose last minute had a step."""
     metrics = Metrics(NAME)
@@ -255,6 +269,7 @@ def asked(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ask_for_responses(asking)
         ask_the_operators_routes(asking)
         asking.bodies[routes.STATE].append(state_with_tenants(model, tmp_path_factory.mktemp("keys") / "keys"))
+        asking.bodies[embedding_routes.OLLAMA_TAGS].append(models_that_embed(model))
         yield asking
 
 

@@ -169,7 +169,7 @@ WRONG_PATHS = [
     ("POST", "/v1/messages/", "Did you mean POST /v1/messages?"),
     ("POST", "/messages", "Did you mean POST /v1/messages?"),
     ("POST", "/api/chat", f"{CHAT_MEANT} {ONE_V1}"),
-    ("GET", "/api/tags", f"Did you mean GET /v1/models? {ONE_V1}"),
+    ("GET", "/v1/api/tags", "Did you mean GET /api/tags?"),
     ("GET", "/models", f"Did you mean GET /v1/models? {ONE_V1}"),
     ("GET", "/responses/resp_1", f"Did you mean GET /v1/responses/resp_1? {ONE_V1}"),
     ("GET", "/v1/health", "Did you mean GET /health?"),
