@@ -43,6 +43,9 @@ class PositionTable:
     num_rows: int
     first_row: int = 0
     """Row of a text's first token."""
+    padding_id: int | None = None
+    """Id of a token that has the row before the first one, wherever it stands, and takes no position; None: every token
+    takes one."""
 
 
 @dataclass(frozen=True, slots=True)

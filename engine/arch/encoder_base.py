@@ -64,10 +64,12 @@ def bert_like(
     )
 
 
-def learned_positions(fields: Fields, first_row: int = 0) -> PositionTable:
-    """The table of `max_position_embeddings` rows. Raises `ArchError` if no row is left for a token."""
+def learned_positions(fields: Fields, padding_id: int | None = None) -> PositionTable:
+    """The table of `max_position_embeddings` rows. `padding_id`: as of `PositionTable`, and the number of its row.
+    Raises `ArchError` if no row is left for a token."""
+    first_row = 0 if padding_id is None else padding_id + 1
     fields = fields.with_defaults(max_position_embeddings=512)
-    return PositionTable(fields.integer("max_position_embeddings", minimum=first_row + 1), first_row)
+    return PositionTable(fields.integer("max_position_embeddings", minimum=first_row + 1), first_row, padding_id)
 
 
 def num_labels(fields: Fields) -> int:

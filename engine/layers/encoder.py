@@ -48,7 +48,7 @@ class EncoderEmbedding:
     """norm(row of the token + row of its type + row of its position), which a matrix may follow, [T, hidden]."""
 
     def __init__(self, arch: EncoderArch, place: Placement) -> None:
-        self._dtype, self._first_position = place.dtype, arch.positions.first_row if arch.positions else 0
+        self._dtype, self._positions = place.dtype, arch.positions
         self._tables: dict[str, Tensor] = {}
         needed: list[Weight] = [encoder_tensors.embedding(arch)]
         if arch.num_token_types:
@@ -57,7 +57,7 @@ class EncoderEmbedding:
             needed.append(encoder_tensors.position_table(arch))
         for weight in needed:
             place.take(weight, partial(self._take, weight.name), place.recipe.narrow)
-        self._has_types, self._has_positions = bool(arch.num_token_types), arch.positions is not None
+        self._has_types = bool(arch.num_token_types)
         own = encoder_tensors.EMBEDDING_NORM
         self._norm = encoder_norm(arch, place, own) if arch.has_embedding_norm else NoNorm()
         self._project = None if arch.projected_from is None else Linear(encoder_tensors.projection(arch), place)
@@ -75,15 +75,30 @@ class EncoderEmbedding:
         if self._has_types:
             types = torch.zeros_like(token_ids) if token_types is None else token_types
             own = self._rows("token_types", types)
-            if not self._has_positions:
+            if self._positions is None:
                 return self._norm.add(x, own)[0]
             x = added(x, own)
-        if not self._has_positions:
+        if self._positions is None:
             return self._norm(x)
-        return self._norm.add(x, self._rows("positions", batch.positions + self._first_position))[0]
+        places = _positions_without(self._positions.padding_id, token_ids, batch.positions)
+        return self._norm.add(x, self._rows("positions", places + self._positions.first_row))[0]
 
     def _rows(self, name: str, ids: Tensor) -> Tensor:
         return embed(ids, self._tables[name], self._dtype)
+
+
+def _positions_without(padding_id: int | None, token_ids: Tensor, positions: Tensor) -> Tensor:
+    """The position of each token among those of its sequence that are no padding, [T] int64; -1 for a padding token.
+    None as `padding_id`: there is no such token."""
+    if padding_id is None:
+        return positions
+    is_padding = token_ids == padding_id
+    if not is_padding.any():
+        return positions
+    num_so_far = is_padding.cumsum(0)
+    first = torch.arange(len(positions), device=positions.device) - positions
+    num_before = num_so_far - num_so_far[first] + is_padding[first].to(torch.int64)
+    return torch.where(is_padding, -1, positions - num_before)
 
 
 class BiasTable:

@@ -177,7 +177,7 @@ def test_bert() -> None:
 
 def test_xlm_roberta() -> None:
     arch = described("bge-reranker-v2-m3")
-    assert (arch.positions, arch.max_positions) == (PositionTable(8194, first_row=2), 8192)
+    assert (arch.positions, arch.max_positions) == (PositionTable(8194, first_row=2, padding_id=1), 8192)
     assert arch.classifier == Classifier(num_labels=1) and arch.num_token_types == 1
 
 
@@ -224,7 +224,7 @@ def test_jinas_xlm_roberta() -> None:
 
 def test_mpnet() -> None:
     arch = described("all-mpnet-base-v2")
-    assert (arch.positions, arch.max_positions) == (PositionTable(514, first_row=2), 512)
+    assert (arch.positions, arch.max_positions) == (PositionTable(514, first_row=2, padding_id=1), 512)
     assert arch.relative_bias == RelativeBias(32, 128) and not arch.num_token_types
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.arch.encoder_registry import describe_encoder, is_encoder
 from inferd.engine.models import encoder as encoder_module
 from inferd.engine.models.encoder import Encoder
+from inferd.engine.models.loader import load
 from inferd.engine.quant.recipe import RECIPES, recipes
 from tests.cpu.checkpoints import read_config
 from tests.cpu.encoder_cases import CASES, VOCAB, EncoderCase, load_encoder, load_transformers
@@ -83,6 +86,27 @@ def test_hidden_states_are_as_near_to_fp64_as_transformers_own(
         assert float((ours - theirs).abs().max()) < LARGEST
         broken = load_encoder(tmp_path, dtype, case.broken).forward(ids, STARTS, types)
         assert rms(broken - exact) > 100 * allowed
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "mpnet"])
+def test_a_padding_token_inside_a_text_has_the_position_that_transformers_gives_it(name: str, tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.name == name)
+    case.save(tmp_path)
+    ids, types = random_inputs(case)
+    padding_id = case.config.get("pad_token_id", 0)
+    starts = STARTS.tolist()
+    for place in (starts[0], starts[1] + 1, starts[1] + 2, starts[2] - 1, *range(starts[2], starts[3])):
+        ids[place] = padding_id
+    encoder = load_encoder(tmp_path, torch.float32)
+    theirs = hidden_by_transformers(load_transformers(tmp_path, torch.float32), ids, types)
+    assert float((encoder.forward(ids, STARTS, types) - theirs).abs().max()) < LARGEST
+    positions = encoder.arch.positions
+    assert positions is not None and (positions.padding_id is None) == (name == "bert")
+    if name != "bert":
+        plain = replace(encoder.arch, positions=replace(positions, padding_id=None))
+        other = Encoder(plain, torch.float32, "cpu")
+        load(other, Checkpoint.read(tmp_path).tensors_of(plain))
+        assert float((other.forward(ids, STARTS, types) - theirs).abs().max()) > 1_000 * LARGEST
 
 
 @pytest.mark.parametrize("dtype", RATIO)

@@ -19,8 +19,8 @@ NAMES = EncoderNames(
     unread=("pooler.", "lm_head.", "embeddings.position_ids"),
 )
 
-_FIRST_ROW = 2
-"""Whatever the id of the padding token is."""
+_PADDING_ID = 1
+"""Whatever config.json says: transformers computes positions with no other."""
 _BIAS = RelativeBias(num_buckets=32, max_distance=128)
 """The only one that transformers computes."""
 
@@ -29,7 +29,7 @@ def describe(architecture: str, fields: Fields) -> EncoderArch:
     fields = fields.with_defaults(relative_attention_num_buckets=_BIAS.num_buckets)
     if fields.integer("relative_attention_num_buckets") != _BIAS.num_buckets:
         raise fields.refuse("relative_attention_num_buckets", f"must be {_BIAS.num_buckets}")
-    arch = bert_like(architecture, fields, positions=learned_positions(fields, _FIRST_ROW))
+    arch = bert_like(architecture, fields, positions=learned_positions(fields, _PADDING_ID))
     return replace(arch, relative_bias=_BIAS)
 
 

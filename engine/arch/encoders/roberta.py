@@ -20,7 +20,7 @@ def describe(architecture: str, fields: Fields) -> EncoderArch:
     return bert_like(
         architecture,
         fields,
-        positions=learned_positions(fields, first_row=fields.integer("pad_token_id", minimum=0) + 1),
+        positions=learned_positions(fields, padding_id=fields.integer("pad_token_id", minimum=0)),
         num_token_types=fields.integer("type_vocab_size"),
     )
 
