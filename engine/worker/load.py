@@ -20,7 +20,6 @@ from inferd.engine.api.config import EngineConfig, plan_of
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.numerics import check_numerics
 from inferd.engine.api.pinned_files import check_pinned, read_pinned
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
 from inferd.engine.api.wire.messages import Ready
@@ -61,7 +60,14 @@ from inferd.engine.worker.load_encoder import heads_of, load_encoder
 from inferd.engine.worker.loaded import LoadedModel
 from inferd.engine.worker.ranks import FollowingSampler, LeadingSampler, SharedRanks
 from inferd.engine.worker.runner import Runner
-from inferd.engine.worker.start_phases import LoadReport, PhaseTimer, choices_of, measured_peaks, numerics_of, tally
+from inferd.engine.worker.start_phases import (
+    LoadReport,
+    PhaseTimer,
+    checked_kernels,
+    choices_of,
+    measured_peaks,
+    weights_phase,
+)
 from inferd.engine.worker.tuning import Tuning
 from inferd.kernels import registry
 from inferd.kernels.device import DoesNotFitError, chosen_forms
@@ -181,8 +187,7 @@ def _load_first(config: EngineConfig, timer: PhaseTimer, followers: Followers) -
     if draft is not None:
         weights_bytes += draft.load(decoder, planned, device, choices)
     each = "" if shared is None else f" on each of {config.tensor_parallel_size} ranks"
-    how = ", mapped from an earlier start" if kept is not None and kept.is_mapped else ""
-    timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}{each}{how}")
+    weights_phase(weights_bytes, planned, kept, timer, each)
 
     # Before the KV pool, which takes the rest of a GPU's memory.
     if tuning is not None:
@@ -205,16 +210,11 @@ def _load_first(config: EngineConfig, timer: PhaseTimer, followers: Followers) -
     if deterministic:
         refuse_varying(registry.explain())
         warn_of_uncut_keys(config, arch, properties)
-    choices_made = registry.explain()
-    kernels = tuple(sorted({(choice.op, choice.chosen) for choice in choices_made}))
-    timer.done("warm-up", f"{len(kernels)} kernels: {tally(choices_made)}")
+    model_impl = "native" if arch.is_native else f"transformers {version('transformers')}, torch {torch.__version__}"
+    kernels, numerics = checked_kernels(config, model_impl, device, timer)
     if properties is not None:
         timer.done("forms", chosen_forms())
-    model_impl = "native" if arch.is_native else f"transformers {version('transformers')}, torch {torch.__version__}"
     device_name = device.name if shared is None else f"{config.tensor_parallel_size} ranks, each {device.name}"
-    numerics = numerics_of(config, model_impl, device, kernels)
-    if config.numerics is not None:
-        check_numerics(config.numerics, numerics)
     for packed in (kept, None if draft is None else draft.kept):
         if packed is not None:
             packed.write()

@@ -11,8 +11,6 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, plan_of
 from inferd.engine.api.encoder_model import EncoderFacts
 from inferd.engine.api.errors import ModelError
-from inferd.engine.api.memory.planner import format_bytes
-from inferd.engine.api.numerics import check_numerics
 from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder
 from inferd.engine.api.wire.messages import Ready
 from inferd.engine.api.wire.params import Pooling, SamplingParams
@@ -28,9 +26,8 @@ from inferd.engine.worker.build import load_and_measure, open_device, prepare_ke
 from inferd.engine.worker.device import Device
 from inferd.engine.worker.encoding import EncoderWorker
 from inferd.engine.worker.kept_weights import KeptWeights
-from inferd.engine.worker.start_phases import PhaseTimer, choices_of, measured_peaks, numerics_of, tally
+from inferd.engine.worker.start_phases import PhaseTimer, checked_kernels, choices_of, measured_peaks, weights_phase
 from inferd.engine.worker.text_pooling import POOLINGS
-from inferd.kernels import registry
 from inferd.kernels.ops.linear import ANY, Choices
 from inferd.kernels.registry import KernelError
 
@@ -57,8 +54,7 @@ def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker
 
     kept = KeptWeights.of(config, config.files, ALONE.own, "served")
     encoder, weights_bytes = load_and_measure(build, checkpoint, planned, device, kept)
-    how = ", mapped from an earlier start" if kept is not None and kept.is_mapped else ""
-    timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}{how}")
+    weights_phase(weights_bytes, planned, kept, timer)
     peaks = measured_peaks(config, device, dtype)
     timer.done("peaks", str(peaks))
     heads = heads_of(config, arch.hidden_size, device)
@@ -67,12 +63,7 @@ def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker
         worker.launch(_warm_up(config))
     except KernelError as error:
         raise ModelError(f"{config.model_path} cannot be computed: {error}") from error
-    choices_made = registry.explain()
-    kernels = tuple(sorted({(choice.op, choice.chosen) for choice in choices_made}))
-    timer.done("warm-up", f"{len(kernels)} kernels: {tally(choices_made)}")
-    numerics = numerics_of(config, "native", device, kernels)
-    if config.numerics is not None:
-        check_numerics(config.numerics, numerics)
+    kernels, numerics = checked_kernels(config, "native", device, timer)
     if kept is not None:
         kept.write()
     return worker, Ready(

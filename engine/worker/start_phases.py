@@ -13,12 +13,15 @@ import torch
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.cost.roofline import Peaks
-from inferd.engine.api.numerics import Numerics
+from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
+from inferd.engine.api.numerics import Numerics, check_numerics
 from inferd.engine.api.pinned_files import digest_of_all
 from inferd.engine.api.wire.messages import Phase
 from inferd.engine.worker.device import Device
+from inferd.engine.worker.kept_weights import KeptWeights
 from inferd.engine.worker.peaks import measure
 from inferd.engine.worker.tuning import Tuning
+from inferd.kernels import registry
 from inferd.kernels.cpu import native
 from inferd.kernels.ops.linear import Choices
 from inferd.kernels.registry import Selection
@@ -66,6 +69,29 @@ def numerics_of(
         deterministic=config.deterministic,
         kernels=kernels,
     )
+
+
+def checked_kernels(
+    config: EngineConfig, model_impl: str, device: Device, timer: PhaseTimer
+) -> tuple[tuple[tuple[str, str], ...], Numerics]:
+    """(op and chosen implementation of each, the facts that results depend on), after the warm-up, whose phase ends
+    here. Raises `StartError` if an earlier engine of this server computed otherwise."""
+    choices_made = registry.explain()
+    kernels = tuple(sorted({(choice.op, choice.chosen) for choice in choices_made}))
+    timer.done("warm-up", f"{len(kernels)} kernels: {tally(choices_made)}")
+    numerics = numerics_of(config, model_impl, device, kernels)
+    if config.numerics is not None:
+        check_numerics(config.numerics, numerics)
+    return kernels, numerics
+
+
+def weights_phase(
+    weights_bytes: int, planned: MemoryPlan, kept: KeptWeights | None, timer: PhaseTimer, each: str = ""
+) -> None:
+    """End the phase that loads the weights. `each`: which rank the bytes are of."""
+    how = ", mapped from an earlier start" if kept is not None and kept.is_mapped else ""
+    detail = f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}{each}{how}"
+    timer.done("weights", detail)
 
 
 def choices_of(config: EngineConfig, tuning: Tuning | None) -> Choices:

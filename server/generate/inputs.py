@@ -19,7 +19,7 @@ from inferd.server.auth.quotas import Account
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.errors import messages as errors
-from inferd.server.schema.generation import MAX_PRIORITY
+from inferd.server.schema.latency import MAX_PRIORITY
 
 T = TypeVar("T")
 

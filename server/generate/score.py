@@ -66,15 +66,21 @@ class Scoring(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ByClassifier:
-    """The logit of a classifier with one label, or that of the first of two less that of the second."""
+class _OfInputs:
+    """Scores that the engine's results for these inputs give."""
 
     inputs: Inputs
-    activation: Activation
 
     @property
     def num_tokens(self) -> int:
         return self.inputs.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ByClassifier(_OfInputs):
+    """The logit of a classifier with one label, or that of the first of two less that of the second."""
+
+    activation: Activation
 
     async def scores(self, router: Router, threads: TextThreads) -> tuple[float, ...]:
         del threads
@@ -87,16 +93,11 @@ def _compared(logits: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class ByTokens:
+class ByTokens(_OfInputs):
     """The logit of one token less that of another, at the first token of a generating model's answer."""
 
-    inputs: Inputs
     tokens: TokenPair
     activation: Activation
-
-    @property
-    def num_tokens(self) -> int:
-        return self.inputs.num_tokens
 
     async def scores(self, router: Router, threads: TextThreads) -> tuple[float, ...]:
         del threads
@@ -131,15 +132,10 @@ def _logprobs(deltas: tuple[Delta, ...]) -> dict[int, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class ByCosine:
+class ByCosine(_OfInputs):
     """The cosine of the embeddings of both texts."""
 
-    inputs: Inputs
     num_firsts: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.inputs.num_tokens
 
     async def scores(self, router: Router, threads: TextThreads) -> tuple[float, ...]:
         vectors = await results_of(router, self.inputs, vector_of)

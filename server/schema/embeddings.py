@@ -9,8 +9,7 @@ from pydantic import Field
 
 from inferd.engine.api.wire.params import PoolingKind
 from inferd.server.schema.completions import Prompt, prompts
-from inferd.server.schema.generation import MAX_PRIORITY
-from inferd.server.schema.latency import MAX_TIMEOUT_S, MIN_TIMEOUT_S
+from inferd.server.schema.latency import priority_option, timeout_option
 from inferd.server.schema.request_model import RequestModel, option, required
 from inferd.server.schema.values import Besides, Flag, Many, Number, Text, Whole
 
@@ -84,19 +83,8 @@ class EmbeddingRequest(RequestModel):
         "The side that `truncate_prompt_tokens` cuts: `right` keeps the beginning of each input, `left` its end.",
         unset="as the tokenizer says, else `right`, for a model that embeds; `left` for one that generates",
     )
-    priority: Whole | None = option(
-        "A lower value is scheduled earlier. One level counts as 10 s of waiting.",
-        unset="0",
-        ge=-MAX_PRIORITY,
-        le=MAX_PRIORITY,
-    )
-    timeout: Number | None = option(
-        "Seconds from the request's arrival to its answer. After them the server aborts it with 408 "
-        "`deadline_exceeded`. The header `X-Request-Timeout` has the same meaning, and the shorter time counts.",
-        unset="no limit",
-        ge=MIN_TIMEOUT_S,
-        le=MAX_TIMEOUT_S,
-    )
+    priority: Whole | None = priority_option()
+    timeout: Number | None = timeout_option()
     user: Text | None = option("Clients are identified by their key.", has_effect=False)
 
     aliases: ClassVar[Mapping[str, str]] = {

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, Tag, ValidationInfo, WithJsonSchema
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.errors import messages as errors
 from inferd.server.errors import validation
-from inferd.server.schema.latency import MAX_TIMEOUT_S, MIN_TIMEOUT_S
+from inferd.server.schema.latency import MAX_TIMEOUT_S, MIN_TIMEOUT_S, priority_option
 from inferd.server.schema.repetition import RepetitionDetection
 from inferd.server.schema.request_model import Kind, Part, RequestModel, option, tell
 from inferd.server.schema.structured import Grammar, Regex, ResponseFormat, StructuredOutputs
@@ -22,8 +22,6 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1_024
 MAX_PROMPTS = 2_048
-MAX_PRIORITY = 1_000
-"""The largest value of either sign. A level counts as 10 s of waiting, so the most urgent is three hours ahead."""
 
 REQUEST, PROMPT, SAMPLING, STOPPING, OUTPUT = "Request", "Prompt", "Sampling", "Stopping", "Output"
 TOOLS = "Tools and reasoning"
@@ -226,13 +224,7 @@ class SharedFields(RequestModel):
     )
     regex: Regex | None = option("SGLang's name for `structured_outputs.regex`.", unset="none", area=OUTPUT)
     ebnf: Grammar | None = option("SGLang's name for `structured_outputs.grammar`.", unset="none", area=OUTPUT)
-    priority: Whole | None = option(
-        "A lower value is scheduled earlier. One level counts as 10 s of waiting.",
-        unset="0",
-        area=REQUEST,
-        ge=-MAX_PRIORITY,
-        le=MAX_PRIORITY,
-    )
+    priority: Whole | None = priority_option(REQUEST)
     cache_salt: Text | None = option(
         "Cached prefixes are shared only among requests with the same salt, and always only within one key.",
         unset="the key's own",

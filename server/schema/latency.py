@@ -1,4 +1,4 @@
-"""How soon a request wants its answer: its timeout, and its latency targets.
+"""How soon a request wants its answer: its priority, its timeout, and its latency targets.
 
 The timeout, in seconds, is a field or the header `X-Request-Timeout`. The targets, in milliseconds, are the headers
 `X-SLO-TTFT-Ms` and `X-SLO-TPOT-Ms`; the server has targets of its own.
@@ -8,16 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from inferd.server.errors import messages as errors
+from inferd.server.schema.request_model import option
 from inferd.server.schema.values import check_number
 
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0
+MAX_PRIORITY = 1_000
+"""The largest value of either sign. A level counts as 10 s of waiting, so the most urgent is three hours ahead."""
 TIMEOUT_HEADER = "X-Request-Timeout"
 
 MIN_TARGET_S, MAX_TARGET_S = 0.0001, 3600.0
 TTFT_HEADER, TPOT_HEADER = "X-SLO-TTFT-Ms", "X-SLO-TPOT-Ms"
 MIN_TARGET_MS, MAX_TARGET_MS = MIN_TARGET_S * 1e3, MAX_TARGET_S * 1e3
+
+
+def priority_option(area: str = "") -> Any:
+    """The field `priority` of a request."""
+    about = "A lower value is scheduled earlier. One level counts as 10 s of waiting."
+    return option(about, unset="0", area=area, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+
+
+def timeout_option() -> Any:
+    """The field `timeout` of a request that is answered as a whole."""
+    about = (
+        "Seconds from the request's arrival to its answer. After them the server aborts it with 408 "
+        "`deadline_exceeded`. The header `X-Request-Timeout` has the same meaning, and the shorter time counts."
+    )
+    return option(about, unset="no limit", ge=MIN_TIMEOUT_S, le=MAX_TIMEOUT_S)
 
 
 def timeout_of(field: float | None, header: str | None) -> float | None:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from inferd.server.errors import messages as errors
-from inferd.server.schema.generation import MAX_PRIORITY, MAX_PROMPTS
-from inferd.server.schema.latency import MAX_TIMEOUT_S, MIN_TIMEOUT_S
+from inferd.server.schema.generation import MAX_PROMPTS
+from inferd.server.schema.latency import priority_option, timeout_option
 from inferd.server.schema.request_model import RequestModel, option, required
 from inferd.server.schema.token_ids import check_array
 from inferd.server.schema.values import Besides, Flag, JsonObject, Number, Only, ReadBy, Text, Whole
@@ -71,19 +71,8 @@ class JudgingFields(RequestModel):
         "True: scores from 0 to 1, or probabilities of classes. False: the model's logits.",
         unset="as the model's folder says, else true",
     )
-    priority: Whole | None = option(
-        "A lower value is scheduled earlier. One level counts as 10 s of waiting.",
-        unset="0",
-        ge=-MAX_PRIORITY,
-        le=MAX_PRIORITY,
-    )
-    timeout: Number | None = option(
-        "Seconds from the request's arrival to its answer. After them the server aborts it with 408 "
-        "`deadline_exceeded`. The header `X-Request-Timeout` has the same meaning, and the shorter time counts.",
-        unset="no limit",
-        ge=MIN_TIMEOUT_S,
-        le=MAX_TIMEOUT_S,
-    )
+    priority: Whole | None = priority_option()
+    timeout: Number | None = timeout_option()
     user: Text | None = option("Clients are identified by their key.", has_effect=False)
 
     aliases: ClassVar[Mapping[str, str]] = {"activation": "use_activation", "truncation_side": "truncation_direction"}
