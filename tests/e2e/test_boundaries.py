@@ -42,6 +42,7 @@ BASES: dict[str, str] = {
     "TeiEmbedRequest": '"inputs":"x"',
     "OllamaEmbedRequest": '"input":"x"',
     "OllamaEmbeddingsRequest": '"prompt":"x"',
+    "OllamaShowRequest": '"model":"tiny"',
     "LlamaCppEmbeddingRequest": '"content":"x"',
     "ResponsesRequest": '"input":"x","max_output_tokens":2',
     "TokenizeRequest": '"prompt":"x"',
