@@ -28,8 +28,6 @@ FIRSTS = [
 ]
 RATIO = {torch.float32: 1.5, torch.bfloat16: 2.0}
 """Our error may be so many times that of transformers' own run in the dtype."""
-NO_HEAD = {"tie_word_embeddings": True}
-"""Field that `Checkpoint` adds to the config of a checkpoint without the head from which tokens are drawn."""
 AS_LOGITS = Pooling(gives="logits")
 
 
@@ -48,7 +46,7 @@ def error(found: Tensor, exact: Tensor) -> float:
 def test_logits_are_as_near_to_fp64_as_transformers_own(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
     case.save(tmp_path, dtype, AutoModelForSequenceClassification)
     inputs = [torch.randint(0, 211, (length,)).tolist() for length in (1, 5, 18, 31, 33, 40, 64, 100)]
-    runner = runner_of(load_decoder(tmp_path, dtype, NO_HEAD, case.max_positions))
+    runner = runner_of(load_decoder(tmp_path, dtype, max_positions=case.max_positions))
     ours = torch.stack([numbers(pooled(runner, ids, AS_LOGITS).embedding) for ids in inputs])
     assert ours.shape == (8, case.config["num_labels"])
     exact = theirs(tmp_path, torch.float64, inputs)
@@ -66,7 +64,8 @@ def test_a_classifier_has_no_other_head(tmp_path: Path) -> None:
     assert config["architectures"] == ["LlamaForSequenceClassification"] and not has_head(config)
     checkpoint = Checkpoint.read(tmp_path)
     arch = describe(checkpoint.config)
-    assert arch.num_labels == 5 and arch.architecture == "LlamaForCausalLM" and arch.tie_embeddings
+    assert arch.num_labels == 5 and arch.architecture == "LlamaForCausalLM"
+    assert not arch.has_head and not arch.tie_embeddings
     # The vector of an embedding is the same as without a classifier.
-    runner = runner_of(load_decoder(tmp_path, torch.float32, NO_HEAD))
+    runner = runner_of(load_decoder(tmp_path, torch.float32))
     assert numbers(pooled(runner, [1, 2, 3], Pooling()).embedding).shape == (64,)

@@ -86,7 +86,7 @@ def test_an_encoder_asked_to_chat_says_what_it_does(daemon: Daemon) -> None:
         client.completions.create(model="m", prompt="a")
     with pytest.raises(openai.BadRequestError, match="512 tokens"):
         client.embeddings.create(model="m", input="a " * 2000)
-    assert "encoder, texts of up to 512 tokens, 64 components" in daemon.output
+    assert "encoder, texts of up to 512 tokens, pooling mean, 64 components" in daemon.output
     assert "chat in a browser" not in daemon.output
 
 
