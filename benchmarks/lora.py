@@ -114,7 +114,7 @@ def main() -> None:
         print(json.dumps(measure(Path(given.pop("model")), **given)))
         return
     from inferd.engine.api.locate import locate  # noqa: PLC0415
-    from inferd.engine.api.process.engine_process import _ENVIRONMENT  # noqa: PLC0415
+    from inferd.engine.api.process.engine_process import ENVIRONMENT  # noqa: PLC0415
 
     print(f"{place()}\n", flush=True)
     rows: list[list[tables.Cell]] = []
@@ -127,7 +127,7 @@ def main() -> None:
                     command = [sys.executable, "-P", str(Path(__file__).resolve()), "--child"]
                     command.append(json.dumps({**given, "num_rows": asked.rows}))
                     done = subprocess.run(
-                        command, stdout=subprocess.PIPE, check=True, env={**_ENVIRONMENT, **os.environ}
+                        command, stdout=subprocess.PIPE, check=True, env={**ENVIRONMENT, **os.environ}
                     )
                     found = json.loads(done.stdout.splitlines()[-1])
                     rows.append([name, precision, modules, rank, *found.values()])

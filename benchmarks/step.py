@@ -87,12 +87,12 @@ def measure(model: Path, precision: str, num_threads: int, rows: list[int], num_
 
 
 def measured(model: Path, precision: str, num_threads: int, rows: list[int], num_ranks: int = 1) -> Steps:
-    from inferd.engine.api.process.engine_process import _ENVIRONMENT  # noqa: PLC0415
+    from inferd.engine.api.process.engine_process import ENVIRONMENT  # noqa: PLC0415
 
     given = {"model": str(model), "precision": precision, "num_threads": num_threads, "rows": rows}
     given["num_ranks"] = num_ranks
     command = [sys.executable, "-P", str(Path(__file__).resolve()), "--child", json.dumps(given)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**_ENVIRONMENT, **os.environ})
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**ENVIRONMENT, **os.environ})
     return {int(num_rows): figures for num_rows, figures in json.loads(done.stdout.splitlines()[-1]).items()}
 
 

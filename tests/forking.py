@@ -110,7 +110,7 @@ class _Client:
                 with theirs:
                     number = str(theirs.fileno())
                     # As engines have it. Among other things, threads of numpy's library would not survive a fork.
-                    environment = {**engine_process._ENVIRONMENT, **os.environ, "OPENBLAS_NUM_THREADS": "1"}
+                    environment = {**engine_process.ENVIRONMENT, **os.environ, "OPENBLAS_NUM_THREADS": "1"}
                     command = [sys.executable, "-P", __file__, number, " " * _MAX_SHOWN]
                     self._process = subprocess.Popen(
                         command, pass_fds=[theirs.fileno()], env=environment,

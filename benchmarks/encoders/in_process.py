@@ -5,7 +5,8 @@
         [--precision fp32] [--rounds 7] [--out benchmarks/results/encoders.md]
 
 Each library has a process of its own, which waits while another computes. `export.py` makes FILES. inferd runs in this
-Python. The lowest cosine with sentence-transformers in fp32 shows that all compute the same model.
+Python, with the environment of its engine. The lowest cosine with sentence-transformers in fp32 shows that all compute
+the same model.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 
 from benchmarks.machine import place
 from benchmarks.tables import Cell, markdown
+from inferd.engine.api.process.engine_process import ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = {
@@ -52,6 +54,7 @@ class Worker:
     def __init__(self, python: str, library: str, folder: Path, files: Path, precision: str) -> None:
         self.name = library if precision in ("fp32", "bf16") else f"{library} {precision}"
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
+        environment |= ENVIRONMENT if library == "inferd" else {}
         self._process = subprocess.Popen(
             [python, "-m", "benchmarks.encoders.worker", library, str(folder), str(files), precision],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True,

@@ -44,7 +44,7 @@ def pooled(hidden: Any, mask: Any) -> Any:
 
 def inferd(folder: Path, files: Path, precision: str) -> Encode:
     torch: Any = importlib.import_module("torch")
-    native, library, checkpoint, registry, models, loader = (
+    native, library, checkpoint, registry, models, loader, devices, recording = (
         importlib.import_module(f"inferd.{name}")
         for name in (
             "kernels.cpu.native",
@@ -53,6 +53,8 @@ def inferd(folder: Path, files: Path, precision: str) -> Encode:
             "engine.arch.encoder_registry",
             "engine.models.encoder",
             "engine.models.loader",
+            "engine.worker.device",
+            "engine.worker.recorded_encoder",
         )
     )
     reason = native.prepare(library.default_cache_dir()).reason
@@ -64,12 +66,13 @@ def inferd(folder: Path, files: Path, precision: str) -> Encode:
     quantization = precision if precision in ("int8", "int4") else "none"
     encoder = models.Encoder(arch, dtype, "cpu", recipe=loader.recipe_of(arch, quantization, dtype))
     loader.load(encoder, read.tensors_of(arch))
+    recorded = recording.RecordedEncoder(encoder, devices.CpuDevice(NUM_THREADS))
 
     def encode(ids: Ids) -> Any:
         lengths = [len(own) for own in ids]
         tokens = torch.tensor([token for own in ids for token in own])
         starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-        hidden = encoder.forward(tokens, starts)
+        hidden = recorded.forward(tokens, starts)
         if arch.classifier is not None:
             return encoder.logits(hidden, starts).numpy()
         means = torch.segment_reduce(hidden.float(), "mean", lengths=torch.tensor(lengths))

@@ -6,6 +6,7 @@ Encoders run in one process: no rank shares their matrices, and no adapter updat
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -44,6 +45,19 @@ def encoder_norm(arch: EncoderArch, place: Placement, own: str, owner: str = "")
     return LayerNorm(weight, arch.norm_eps, place, has_bias=arch.has_norm_bias)
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderInputs:
+    """All that an encoder computes from."""
+
+    token_ids: Tensor
+    """[T] int64."""
+    token_types: Tensor | None
+    """[T] int64; None in a family without types."""
+    position_rows: Tensor | None
+    """[T] int64: each token's row of the table of positions; None in a family without one."""
+    batch: PackedBatch
+
+
 class EncoderEmbedding:
     """norm(row of the token + row of its type + row of its position), which a matrix may follow, [T, hidden]."""
 
@@ -65,23 +79,30 @@ class EncoderEmbedding:
     def _take(self, name: str, table: Tensor) -> None:
         self._tables[name] = table
 
-    def __call__(self, token_ids: Tensor, batch: PackedBatch, token_types: Tensor | None) -> Tensor:
+    def inputs_of(self, token_ids: Tensor, batch: PackedBatch, token_types: Tensor | None) -> EncoderInputs:
         """token_types [T] int64, or None for the first type."""
-        x = self._normed(token_ids, batch, token_types)
-        return x if self._project is None else self._project(x)
-
-    def _normed(self, token_ids: Tensor, batch: PackedBatch, token_types: Tensor | None) -> Tensor:
-        x = self._rows("embed", token_ids)
+        types, rows = None, None
         if self._has_types:
             types = torch.zeros_like(token_ids) if token_types is None else token_types
-            own = self._rows("token_types", types)
-            if self._positions is None:
+        if self._positions is not None:
+            places = _positions_without(self._positions.padding_id, token_ids, batch.positions)
+            rows = places + self._positions.first_row
+        return EncoderInputs(token_ids, types, rows, batch)
+
+    def __call__(self, of: EncoderInputs) -> Tensor:
+        x = self._normed(of)
+        return x if self._project is None else self._project(x)
+
+    def _normed(self, of: EncoderInputs) -> Tensor:
+        x = self._rows("embed", of.token_ids)
+        if of.token_types is not None:
+            own = self._rows("token_types", of.token_types)
+            if of.position_rows is None:
                 return self._norm.add(x, own)[0]
             x = added(x, own)
-        if self._positions is None:
+        if of.position_rows is None:
             return self._norm(x)
-        places = _positions_without(self._positions.padding_id, token_ids, batch.positions)
-        return self._norm.add(x, self._rows("positions", places + self._positions.first_row))[0]
+        return self._norm.add(x, self._rows("positions", of.position_rows))[0]
 
     def _rows(self, name: str, ids: Tensor) -> Tensor:
         return embed(ids, self._tables[name], self._dtype)

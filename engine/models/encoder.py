@@ -19,6 +19,7 @@ from inferd.engine.layers.encoder import (
     BiasTable,
     ClassifierHead,
     EncoderEmbedding,
+    EncoderInputs,
     EncoderLayer,
     encoder_norm,
 )
@@ -92,19 +93,23 @@ class Encoder:
         without types ignores them.
         """
         if self.device.type != "cpu" or len(token_ids) <= _TOKENS_TOGETHER:
-            return self._forward(token_ids, starts, token_types)
+            return self.compute(self.inputs_of(token_ids, starts, token_types))
         out, bounds = torch.empty((len(token_ids), self.arch.hidden_size), dtype=self.dtype), starts.tolist()
         for first, end in _spans(bounds):
             own = slice(bounds[first], bounds[end])
             types = None if token_types is None else token_types[own]
-            out[own] = self._forward(token_ids[own], starts[first : end + 1] - starts[first], types)
+            out[own] = self.compute(self.inputs_of(token_ids[own], starts[first : end + 1] - starts[first], types))
         return out
 
-    def _forward(self, token_ids: Tensor, starts: Tensor, token_types: Tensor | None) -> Tensor:
-        batch = PackedBatch.of(starts)
-        x, residual = self._embedding(token_ids, batch, token_types), None
+    def inputs_of(self, token_ids: Tensor, starts: Tensor, token_types: Tensor | None = None) -> EncoderInputs:
+        """The inputs of `compute`, from those of `forward`."""
+        return self._embedding.inputs_of(token_ids, PackedBatch.of(starts), token_types)
+
+    def compute(self, of: EncoderInputs) -> Tensor:
+        """The result of `forward`, of all sequences at once."""
+        x, residual = self._embedding(of), None
         for layer, cos_sin in zip(self._layers, self._cos_sin, strict=True):
-            x, residual = layer(x, residual, batch, cos_sin)
+            x, residual = layer(x, residual, of.batch, cos_sin)
         if self._norm is None:
             return x
         assert residual is not None

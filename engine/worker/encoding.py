@@ -22,6 +22,7 @@ from inferd.engine.models.packed_decoder import PackedDecoder
 from inferd.engine.models.pooled_heads import PooledHeads
 from inferd.engine.sched.plan import NO_RESULT, Admission, RowResult, RowStatus, StepPlan, StepResult, TokenMasks
 from inferd.engine.worker.pooling import finished
+from inferd.engine.worker.recorded_encoder import RecordedEncoder
 from inferd.engine.worker.text_pooling import pooled
 from inferd.kernels.cpu import native
 
@@ -44,9 +45,12 @@ class EncoderWorker:
     draft_arch = None
     ledger = None
 
-    def __init__(self, encoder: Encoder | PackedDecoder, heads: PooledHeads) -> None:
-        """`heads`: those that turn a pooled state into an embedding."""
+    def __init__(
+        self, encoder: Encoder | PackedDecoder, heads: PooledHeads, recorded: RecordedEncoder | None = None
+    ) -> None:
+        """`heads`: those that turn a pooled state into an embedding. `recorded`: computes in place of `encoder`."""
         self._encoder, self._heads = encoder, heads
+        self._forward = encoder.forward if recorded is None else recorded.forward
         self._admitted: dict[int, Admission] = {}
         """Slot -> the request that it holds."""
 
@@ -80,7 +84,7 @@ class EncoderWorker:
         bounds = [0, *accumulate(len(text.ids) for text in texts)]
         ids = torch.tensor([token_id for text in texts for token_id in text.ids])
         starts = torch.tensor(bounds, dtype=torch.int32)
-        hidden = self._encoder.forward(ids, starts, self._types_of(texts, bounds))
+        hidden = self._forward(ids, starts, self._types_of(texts, bounds))
         results = [NO_RESULT] * len(texts)
         for index, result in self._results_of(texts, hidden, starts).items():
             results[index] = result

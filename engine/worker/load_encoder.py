@@ -26,6 +26,7 @@ from inferd.engine.worker.build import load_and_measure, open_device, prepare_ke
 from inferd.engine.worker.device import Device
 from inferd.engine.worker.encoding import EncoderWorker
 from inferd.engine.worker.kept_weights import KeptWeights
+from inferd.engine.worker.recorded_encoder import RecordedEncoder
 from inferd.engine.worker.start_phases import PhaseTimer, checked_kernels, choices_of, measured_peaks, weights_phase
 from inferd.engine.worker.text_pooling import POOLINGS
 from inferd.kernels.ops.linear import ANY, Choices
@@ -58,7 +59,8 @@ def load_encoder(config: EngineConfig, timer: PhaseTimer) -> tuple[EncoderWorker
     peaks = measured_peaks(config, device, dtype)
     timer.done("peaks", str(peaks))
     heads = heads_of(config, arch.hidden_size, device)
-    worker = EncoderWorker(encoder, heads)
+    recorded = RecordedEncoder(encoder, device) if isinstance(encoder, Encoder) else None
+    worker = EncoderWorker(encoder, heads, recorded)
     try:
         worker.launch(_warm_up(config))
     except KernelError as error:

@@ -37,7 +37,8 @@ class Buffers:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """torch.empty, in memory that is used again once the tensor and its views are gone."""
-        num_bytes = max(1, math.prod(shape)) * dtype.itemsize
+        num_elements = math.prod(shape)
+        num_bytes = max(1, num_elements) * dtype.itemsize
         size = 1 << (num_bytes - 1).bit_length()
         free = self._free[size]
         if not free:
@@ -46,7 +47,7 @@ class Buffers:
         piece = free.pop()
         owner = (ctypes.c_uint8 * size).from_address(piece.data_ptr())
         weakref.finalize(owner, free.append, piece).atexit = False
-        return torch.frombuffer(owner, dtype=dtype, count=math.prod(shape)).view(shape)
+        return torch.frombuffer(owner, dtype=dtype, count=max(1, num_elements))[:num_elements].view(shape)
 
 
 class Tape:

@@ -11,6 +11,8 @@ from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.encoder import EncoderArch
 
+RECORDED_TOKENS = 128
+"""Most tokens of a text whose run is recorded."""
 _FP32_BYTES = 4
 _INT64_BYTES = 8
 
@@ -41,6 +43,7 @@ def plan_encoder(arch: EncoderArch | Arch, precision: Precision, load: EncoderLo
         PlanLine("rotary", _rotary(arch, load)),
         PlanLine("distances", _distances(arch, load)),
         PlanLine("activations", _activations(arch, precision, load) + _pairs(arch, load)),
+        PlanLine("recorded runs", _recorded(arch, precision, load)),
         PlanLine("heads of embeddings", term(load.head_bytes, "B")),
         PlanLine("standby", standby),
         PlanLine(PROCESSES, host_processes(arch.vocab_size, is_gguf=load.is_gguf)),
@@ -86,6 +89,21 @@ def _pairs(arch: EncoderArch | Arch, load: EncoderLoad) -> Formula:
 def _activations(arch: EncoderArch | Arch, precision: Precision, load: EncoderLoad) -> Formula:
     """Input, sum and normed states of a layer, beside the larger of attention (q, k and v, turned and attended) and the
     MLP. Or the last states as pooling sums them: in fp32, in units and as whole numbers."""
+    layer = _of_layer(arch, precision)
+    pooled = term(arch.hidden_size) * (term(2) * term(_FP32_BYTES, "B") + term(_INT64_BYTES, "B"))
+    return term(load.most_tokens, "tokens") * max(layer, pooled, key=lambda formula: formula.value)
+
+
+def _recorded(arch: EncoderArch | Arch, precision: Precision, load: EncoderLoad) -> Formula:
+    """The tensors of recorded runs, which keep them, in pieces of a power of two bytes."""
+    if isinstance(arch, Arch):
+        return NOTHING
+    num_tokens = min(RECORDED_TOKENS, load.max_model_len)
+    return term(num_tokens, "tokens") * term(2) * _of_layer(arch, precision)
+
+
+def _of_layer(arch: EncoderArch | Arch, precision: Precision) -> Formula:
+    """Bytes of a token within a layer."""
     stream = term(3) * term(arch.hidden_size)
     if isinstance(arch, EncoderArch):
         attention = term(6 if arch.ropes else 4) * term(arch.attention_size)
@@ -94,9 +112,7 @@ def _activations(arch: EncoderArch | Arch, precision: Precision, load: EncoderLo
         attention = term(arch.qkv_size) + term(2) * term(arch.attention_size) + pool
     mlp = term(3 if arch.has_gate else 2) * term(_mlp_size(arch))
     widest = max(attention, mlp, key=lambda formula: formula.value)
-    layer = (stream + widest) * precision.dtype_bytes
-    pooled = term(arch.hidden_size) * (term(2) * term(_FP32_BYTES, "B") + term(_INT64_BYTES, "B"))
-    return term(load.most_tokens, "tokens") * max(layer, pooled, key=lambda formula: formula.value)
+    return (stream + widest) * precision.dtype_bytes
 
 
 def _mlp_size(arch: EncoderArch | Arch) -> int:

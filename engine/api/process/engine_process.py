@@ -37,7 +37,7 @@ from inferd.engine.api.process.shared_memory import create, fill
 
 logger = logging.getLogger(__name__)
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "300",
     "THP_MEM_ALLOC_ENABLE": "1",
@@ -336,7 +336,7 @@ def start_child(command: Sequence[str], shared: Sequence[int]) -> subprocess.Pop
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         bufsize=0,  # otherwise closing the pipe to a dead child would try to write what is left
-        env=_ENVIRONMENT | os.environ,
+        env=ENVIRONMENT | os.environ,
         start_new_session=True,
         pass_fds=tuple(shared),
     )
