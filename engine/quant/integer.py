@@ -10,6 +10,7 @@ from inferd.engine.quant.scheme import Apply, FromWeight, QuantizationError
 from inferd.kernels.ops.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
 from inferd.kernels.ops.linear_int8 import GROUP_SIZE as INT8_GROUP_SIZE
 from inferd.kernels.ops.linear_int8 import LONG_GROUP_SIZE, MAX_IN_SIZE, group_size, linear_int8, quantize_int8
+from inferd.kernels.ops.quantized import X_GROUP_SIZES, has_wide_rows
 
 
 class Int8(FromWeight):
@@ -25,7 +26,8 @@ class Int8(FromWeight):
 
     def __init__(self, is_invariant: bool = False, *, has_long_groups: bool = False) -> None:
         self._is_invariant, self._has_long_groups = is_invariant, has_long_groups
-        self.input_group: int | None = LONG_GROUP_SIZE if has_long_groups else INT8_GROUP_SIZE
+        self._most = LONG_GROUP_SIZE if has_long_groups else INT8_GROUP_SIZE
+        self.input_group: int | None = self._most
 
     def check(self, out_size: int, in_size: int) -> None:
         if in_size > MAX_IN_SIZE:
@@ -35,17 +37,15 @@ class Int8(FromWeight):
             )
 
     def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
-        in_size, x_group_size = weight.shape[1], None
-        size = group_size(in_size, weight.device.type, self.input_group or in_size)
-        if self._has_long_groups and size < in_size:
-            x_group_size = size
+        size = group_size(weight.shape[1], weight.device.type, self._most)
+        is_long = self._has_long_groups and size in X_GROUP_SIZES and not has_wide_rows(weight.device.type)
         q, scales = quantize_int8(weight, size)
         return linear_int8(
             q,
             scales,
             bias,
             weight.dtype,
-            x_group_size=x_group_size,
+            x_group_size=size if is_long else None,
             out_dtype=out_dtype,
             is_invariant=self._is_invariant,
         )

@@ -2,8 +2,8 @@
 // call: to 8 bits in groups, or to 8 or 16 bits if a row has one scale. 16 bits are two rows of bytes, and so are their
 // sums.
 //
-// Weights lie in tiles of columns, each tile in units of 16 or 32 inputs: as many as share a scale of activations, or 32
-// of a row that has one scale. A unit of bytes is [U / 4][columns][4]. A unit of nibbles is [U / 8][columns][4]
+// Weights lie in tiles of columns, each tile in units of 16 or 32 inputs: as many as share a scale of activations, at
+// most 32. A unit of bytes is [U / 4][columns][4]. A unit of nibbles is [U / 8][columns][4]
 // bytes: byte (j, column, b) has input 4 j + b in its low bits and input U / 2 + 4 j + b in its high ones. Of 5 and 6 bits
 // the low four are such nibbles. The high ones lie before them, as [columns][4] bytes: byte (column, b) has those of
 // inputs b, 4 + b, .. from its lowest bit on. Numbers of 2 bits lie so too, without nibbles. Of 3 bits, byte (column, b)

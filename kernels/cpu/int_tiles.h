@@ -1,7 +1,7 @@
 // Products of int_product.h for many rows, by AMX. The integers are the same, so all bits are.
 //
 // A tile product multiplies up to 16 rows by 16 columns, 16 or 32 inputs at a time: as many as share a scale of
-// activations. Its sums go through memory (the first cache) to the vector registers, which apply the scales. The
+// activations, at most 32. Its sums go through memory (the first cache) to the vector registers, which apply the scales. The
 // weights of a tile are unpacked once for all rows, to signed bytes from which the zero points are taken off. So
 // `Rows::corrections` are not needed.
 #pragma once

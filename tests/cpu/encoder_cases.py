@@ -93,6 +93,12 @@ CASES = (
     EncoderCase(
         "bert, tanh form, one type", "Bert", {"hidden_act": "gelu_new", "type_vocab_size": 1}, {"hidden_act": "gelu"}
     ),
+    EncoderCase(
+        "bert, wide",
+        "Bert",
+        {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1},
+        {"num_attention_heads": 8},
+    ),
     EncoderCase("roberta", "Roberta", {"pad_token_id": 1}, {"pad_token_id": 2}),
     EncoderCase("xlm-roberta", "XLMRoberta", {"pad_token_id": 3}, {"pad_token_id": 2}),
     EncoderCase("modernbert", "ModernBert", MODERN | {"local_attention": 40}, {"local_attention": 42}, False),

@@ -23,10 +23,11 @@ from inferd.engine.arch.encoder_registry import describe_encoder, is_encoder
 from inferd.engine.models import encoder as encoder_module
 from inferd.engine.models.encoder import Encoder
 from inferd.engine.models.loader import load
-from inferd.engine.quant.recipe import RECIPES, recipes
+from inferd.engine.quant.recipe import recipes
 from tests.cpu.checkpoints import read_config
 from tests.cpu.encoder_cases import CASES, VOCAB, EncoderCase, load_encoder, load_transformers
 
+RECIPES = recipes(of_encoder=True)
 RATIO = {torch.float32: 1.5, torch.bfloat16: 1.2}
 """Largest error of hidden states, in errors of transformers."""
 LOGITS_RATIO = 2.5

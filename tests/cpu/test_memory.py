@@ -32,7 +32,16 @@ from inferd.engine.api.memory.activations import (
     working_lines,
 )
 from inferd.engine.api.memory.planner import MemoryPlan, plan_memory, pool_of, refusal, weight_lines
-from inferd.engine.api.memory.precision import FP8, INT4, INT8, KV_FORMATS, KVPrecision, Precision, StoredAs
+from inferd.engine.api.memory.precision import (
+    FP8,
+    INT4,
+    INT8,
+    INT8_OF_ENCODER,
+    KV_FORMATS,
+    KVPrecision,
+    Precision,
+    StoredAs,
+)
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import resolve
 from inferd.engine.arch.description import Arch, DraftHeadKind, DraftHeadParts
@@ -48,6 +57,8 @@ from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
 from inferd.engine.worker.states import StatePool
 from inferd.kernels.device import DeviceProperties
+from inferd.kernels.ops import linear_int8, quantized
+from inferd.kernels.ops.linear_int8 import LONG_GROUP_SIZE, quantize_int8
 from inferd.kernels.ops.paged_attention import ATTENTION_SPLIT, passes
 from tests.arch.test_families import PUBLISHED
 from tests.configs import engine_config
@@ -246,6 +257,16 @@ def test_the_plan_refuses_what_the_layers_refuse(name: str, stored: StoredAs, co
         assert stored.refuses(columns) is not None
     else:
         assert stored.refuses(columns) is None
+
+
+@pytest.mark.parametrize(("columns", "group_size"), [(384, 128), (320, 64), (312, 312)])
+def test_an_encoders_matrices_in_8_bits_take_what_is_planned(
+    columns: int, group_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized, "has_wide_rows", lambda device_type: False)
+    q, scales = quantize_int8(torch.randn(48, columns), linear_int8.group_size(columns, "cpu", LONG_GROUP_SIZE))
+    assert scales.shape[1] == columns // group_size
+    assert q.nbytes + scales.nbytes == INT8_OF_ENCODER.num_bytes(48, columns).value
 
 
 def test_a_head_is_refused_by_its_own_rule() -> None:
