@@ -95,6 +95,14 @@ class ClassifierFolder:
             return replace(self, max_tokens=longest)
         return self
 
+    def scores_by_labels(self, num_labels: int) -> bool:
+        """Whether the labels give a pair one score: a single label does, and so do two that are compared."""
+        return num_labels == 1 or self.compares_labels
+
+    def gives_scores(self, num_labels: int) -> bool:
+        """Whether a pair gets one score. A classifier of several labels gives classes and no score."""
+        return self.tokens is not None or self.scores_by_labels(num_labels)
+
     def activation_for(self, num_labels: int, *, wanted: bool | None = None) -> Activation:
         """The activation behind the logits. `wanted` true: to probabilities, even if the folder says none; false: none.
         It counts only if `unsupported_for` has no reason against it."""

@@ -116,14 +116,15 @@ def name_by_ollama(services: Services, name: str | None) -> str | None:
 
 
 def _kind(model: ServedModel, ready: Ready) -> TeiModelType:
-    if not ready.num_labels:
+    is_reranker = model.judges.gives_scores(ready.num_labels)
+    if not ready.num_labels and not is_reranker:
         return {"embedding": {"pooling": model.embeds.pooling}}
     names = [model.judges.label(i) for i in range(ready.num_labels)]
     labels: TeiLabels = {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
-    return {"reranker": labels} if len(names) == 1 else {"classifier": labels}
+    return {"reranker": labels} if is_reranker else {"classifier": labels}
 
 
 def _longest(model: ServedModel) -> int:

@@ -203,7 +203,7 @@ class ScoreIntake:
             activation = activation_of(judges, 1, body)
             params = SamplingParams(max_tokens=1, seed=0, temperature=0.0, logprobs=MAX_LOGPROBS, adapter=adapter)
             return ByTokens(await self._pairs(pairs, body, caller, params), judges.tokens, activation)
-        if ready.num_labels == 1 or judges.compares_labels:
+        if judges.scores_by_labels(ready.num_labels):
             activation = activation_of(judges, 1, body)
             params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling(gives="logits"), adapter=adapter)
             return ByClassifier(await self._pairs(pairs, body, caller, params), activation)

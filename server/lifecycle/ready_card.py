@@ -152,7 +152,7 @@ def _commands(url: str, served: Sequence[tuple[StartupReport, Ready]]) -> str:
 def _first_request(model: ServedModel, num_labels: int) -> tuple[str, dict[str, object]]:
     """(path, body without the model's name) of a request that this model can answer. `num_labels`: those of its
     classifier; 0 if it has none."""
-    if num_labels == 1 or model.judges.tokens is not None:
+    if model.judges.gives_scores(num_labels):
         return "/v1/rerank", {"query": "What is a fox?", "documents": ["A fox is an animal.", "A box is a thing."]}
     if num_labels:
         return "/v1/classify", {"input": "The quick brown fox"}
@@ -191,7 +191,10 @@ def _served(report: StartupReport, ready: Ready) -> str:
 
 
 def _pooled(model: ServedModel, ready: Ready) -> str:
-    """The labels of a classifier, or the vectors of a model that is made to embed; empty for any other model."""
+    """Whether it is a reranker, how many labels another classifier has, or what vectors a model that is made to embed
+    gives; empty for any other model."""
+    if model.judges.gives_scores(ready.num_labels):
+        return ", reranker"
     if ready.num_labels:
         return f", {counted(ready.num_labels, 'label')}"
     if not model.is_made_to_embed:

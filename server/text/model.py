@@ -111,9 +111,9 @@ class ServedModel:
 
     @property
     def task(self) -> Task:
-        """Task that the model is made for. One with several labels gives classes and no score."""
+        """Task that the model is made for."""
         if self.is_made_to_judge:
-            return "rerank" if self.judges.tokens is not None or len(self.judges.labels) == 1 else "classify"
+            return "rerank" if self.judges.gives_scores(len(self.judges.labels)) else "classify"
         return "embed" if self.is_made_to_embed else "generate"
 
     @classmethod

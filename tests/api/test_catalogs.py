@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.api.classifier_folder import ClassifierFolder
+from inferd.engine.api.classifier_folder import ClassifierFolder, TokenPair
 from inferd.engine.api.sentence_folder import SentenceFolder
 
 from .conftest import HIDDEN_SIZE, MAX_MODEL_LEN, ServeAs
@@ -34,6 +34,16 @@ def test_what_judges_is_told_with_its_labels(serve_as: ServeAs, labels: tuple[st
     id2label = {str(i): name for name, i in by_name.items()}
     assert told["model_type"] == {kind: {"id2label": id2label, "label2id": by_name}}
     assert told["max_input_length"] == 30
+
+
+def test_a_reranker_is_told_as_one_however_it_scores(serve_as: ServeAs) -> None:
+    """Qwen3-Reranker's GGUF file compares two labels, and its folder two tokens."""
+    compared = ClassifierFolder({0: "yes", 1: "no"}, compares_labels=True)
+    http, _ = serve_as(2, judges=compared, architectures=CLASSIFIER)
+    labels = {"id2label": {"0": "yes", "1": "no"}, "label2id": {"yes": 0, "no": 1}}
+    assert http.get("/info").json()["model_type"] == {"reranker": labels}
+    http, _ = serve_as(judges=ClassifierFolder(tokens=TokenPair(1, 2)))
+    assert http.get("/info").json()["model_type"] == {"reranker": {"id2label": {}, "label2id": {}}}
 
 
 def test_ollama_lists_and_shows_what_embeds(serve_as: ServeAs) -> None:

@@ -38,6 +38,8 @@ def test_a_model_is_made_for_one_task(model: ServedModel) -> None:
     assert replace(classifier, judges=ClassifierFolder({0: "LABEL_0"})).task == "rerank"
     assert replace(model, judges=ClassifierFolder(tokens=TokenPair(1, 2))).task == "rerank"
     assert replace(classifier, judges=ClassifierFolder({0: "no", 1: "yes"})).task == "classify"
+    compared = ClassifierFolder({0: "yes", 1: "no"}, compares_labels=True)
+    assert replace(classifier, judges=compared).task == "rerank", "Qwen3-Reranker of a GGUF file"
 
 
 def test_tokenize_and_detokenize(http: httpx.Client, router: Any) -> None:

@@ -45,6 +45,8 @@ def asked(url: str, path: str, **body: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_scores_are_those_of_the_folder(name: str, start: Callable[..., Daemon]) -> None:
     url = start(str(FOLDER / f"{name}.gguf"), "--dtype", "float32").url
+    assert [card["task"] for card in httpx.get(f"{url}/v1/models").json()["data"]] == ["rerank"]
+    assert httpx.get(f"{url}/info").json()["model_type"].keys() == {"reranker"}
     expected = {key: torch.tensor(found) for key, found in json.loads((FOLDER / f"{name}.json").read_text()).items()}
     firsts, seconds = ([pair[i] for pair in PAIRS] for i in (0, 1))
     for instruction in (None, *INSTRUCTIONS):

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from inferd.engine.api.adapter import AdapterFiles
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
+from inferd.engine.api.classifier_folder import NO_JUDGE, ClassifierFolder
 from inferd.engine.api.config import DraftConfig
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.machine.cpu import Machine
@@ -225,17 +226,18 @@ def test_a_wrong_plan_is_said(taken: int, is_wrong: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_labels", "path", "said"),
+    ("num_labels", "judges", "path", "said"),
     [
-        (0, "/v1/embeddings", ", pooling last, 384 components,"),
-        (1, "/v1/rerank", ", 1 label,"),
-        (3, "/v1/classify", ", 3 labels,"),
+        (0, NO_JUDGE, "/v1/embeddings", ", pooling last, 384 components,"),
+        (1, NO_JUDGE, "/v1/rerank", ", reranker,"),
+        (3, NO_JUDGE, "/v1/classify", ", 3 labels,"),
+        (2, ClassifierFolder({0: "yes", 1: "no"}, compares_labels=True), "/v1/rerank", ", reranker,"),
     ],
 )
 def test_the_card_of_an_encoder_says_what_it_answers(
-    report: StartupReport, num_labels: int, path: str, said: str
+    report: StartupReport, num_labels: int, judges: ClassifierFolder, path: str, said: str
 ) -> None:
-    model = replace(report.model, generates=False)
+    model = replace(report.model, generates=False, judges=judges)
     config = msgspec.structs.replace(report.config, is_encoder=True)
     ready = msgspec.structs.replace(READY, num_labels=num_labels, generates=False, hidden_size=384)
     with socket.socket() as listener:
@@ -265,4 +267,4 @@ def test_the_card_of_several_models_has_a_command_for_each_kind(report: StartupR
     asked = [(words[1].partition("/v1")[2], json.loads(words[-1])["model"]) for words in commands]
     assert asked == [("/chat/completions", "talker"), ("/embeddings", "embedder"), ("/rerank", "ranker")]
     assert "READY in 1.0 s: 4 of 5 models" in card and "tokens, pooling mean, 256 components, deterministic" in card
-    assert "tokens, 1 label, deterministic" in card
+    assert "tokens, reranker, deterministic" in card

@@ -24,7 +24,7 @@ class TeiModelType(Answer):
     embedding: NotRequired[TeiEmbedding]
     classifier: NotRequired[TeiLabels]
     reranker: NotRequired[TeiLabels]
-    """A classifier with one label."""
+    """A model that gives a pair one score. One that judges by tokens of its answer has no labels."""
 
 
 class TeiInfo(Answer):
