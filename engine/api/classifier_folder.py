@@ -139,7 +139,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _labels(config: Mapping[str, Any]) -> dict[int, str]:
-    given = config.get("id2label") or {}
+    given = config.get("id2label") or ({"0": "LABEL_0"} if config.get("num_labels") == 1 else {})
     if not isinstance(given, dict) or len(given) > MAX_LABELS:
         raise ModelError(f"config.json: id2label must be at most {MAX_LABELS} names by number, but is {shown(given)}")
     labels: dict[int, str] = {}

@@ -22,7 +22,7 @@ from inferd.server.endpoints.body import body_of
 from inferd.server.endpoints.catalogs import name_by_ollama
 from inferd.server.endpoints.embeddings import Embedded, Embedder, kind_of
 from inferd.server.endpoints.route import Route
-from inferd.server.endpoints.scores import ScoresApi
+from inferd.server.endpoints.scores import CLASSES, ScoresApi
 from inferd.server.endpoints.service import Services
 from inferd.server.endpoints.vectors import VectorForm
 from inferd.server.errors import messages as errors
@@ -43,7 +43,6 @@ from inferd.server.schema.embedding_dialects import (
     TeiEmbedRequest,
 )
 from inferd.server.schema.embeddings import EmbeddingRequest, Side, VectorType
-from inferd.server.text.model import ServedModel
 
 _OF_VECTORS = (
     "dimensions", "pooling", "prompt_name", "input_type", "return_multivector", "output_dtype", "embedding_types",
@@ -89,8 +88,8 @@ class EmbeddingDialects:
 
     def _classifies(self, name: str | None) -> bool:
         """Whether the model gives classes and no vectors, if the request does not say what it wants."""
-        model = self._services.made_for(name, lambda model: model.is_made_to_embed, _has_classes).model
-        return _has_classes(model)
+        model = self._services.made_for(name, lambda model: model.is_made_to_embed, *CLASSES).model
+        return model.has_classes
 
     async def _classes(self, request: Request, body: PoolingRequest) -> Response:
         for name in _OF_VECTORS:
@@ -241,10 +240,6 @@ class EmbeddingDialects:
             normalize=None if body.embd_normalize is None else body.embd_normalize == 2,
         )
         return await self._embedder.answer(request, translated, render, param="content", way_to_cut="")
-
-
-def _has_classes(model: ServedModel) -> bool:
-    return model.is_made_to_judge and model.judges.tokens is None
 
 
 def _pooled(name: str, values: Sequence[orjson.Fragment], num_tokens: int) -> Pooled:

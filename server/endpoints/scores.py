@@ -32,10 +32,20 @@ from inferd.server.schema.answers.embeddings import EmbeddingUsage
 from inferd.server.schema.classes import ClassifyRequest, PredictRequest
 from inferd.server.schema.scores import JudgingFields, RerankRequest, ScoreRequest, ScoringFields
 from inferd.server.schema.strict_json import exact
+from inferd.server.text.model import ServedModel
 
 T = TypeVar("T")
 
 _V2_PATH = "/v2/rerank"
+
+Purpose = Callable[[ServedModel], bool]
+_SCORES: tuple[Purpose, ...] = (
+    lambda model: model.task == "rerank",
+    lambda model: model.is_made_to_embed,
+    lambda model: model.is_made_to_judge,  # its refusal says where it gives classes
+)
+CLASSES: tuple[Purpose, ...] = (lambda model: model.has_classes,)
+"""Purposes of the model that answers a request for scores, or for classes, without a name. The best one is first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,7 @@ class ScoresApi:
         is_second = request.url.path == _V2_PATH
         if is_second and body.truncate is None:
             body = body.model_copy(update={"truncate": True})  # as Cohere's API does
-        asked = self._asked(request, body)
+        asked = self._asked(request, body, _SCORES)
         scores, num_tokens = await _scored(asked, "rerank", Pairs((body.query,), texts, "query", name), body)
         ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: body.top_n or None]
         is_plain = body.texts is None
@@ -86,7 +96,7 @@ class ScoresApi:
         if len(body.text_1) not in (1, len(body.text_2)):
             rule = f"Expected 1 text, or as many as 'text_2' has ({len(body.text_2)})."
             raise errors.invalid_value("text_1", f"{len(body.text_1)} texts", rule)
-        asked = self._asked(request, body)
+        asked = self._asked(request, body, _SCORES)
         pairs = Pairs(body.text_1, body.text_2, "text_1", "text_2")
         scores, num_tokens = await _scored(asked, "score", pairs, body)
         return await asked.answer(partial(_scores, asked.name, scores, num_tokens), len(scores))
@@ -133,7 +143,7 @@ class ScoresApi:
     ) -> Response:
         """The answer that `write` makes of the logits of each item, on a thread. `names_all`: as of `ClassifyIntake`.
         Raises as `rerank`."""
-        asked = self._asked(request, body)
+        asked = self._asked(request, body, CLASSES)
         service = asked.service
         adapter, ready = service.intake.adapter_of(body.model), service.router.replicas.ready
         accepted = await asked.while_asked(
@@ -152,11 +162,9 @@ class ScoresApi:
         logits = await asked.while_asked(accepted.logits(service.router))
         return await asked.answer(partial(write, asked, accepted, logits), sum(map(len, logits)))
 
-    def _asked(self, request: Request, body: JudgingFields) -> _Asked:
+    def _asked(self, request: Request, body: JudgingFields, purposes: Sequence[Purpose]) -> _Asked:
         """Raises `RequestError`."""
-        service = self._services.made_for(
-            body.model, lambda model: model.is_made_to_judge, lambda model: model.is_made_to_embed
-        )
+        service = self._services.made_for(body.model, *purposes)
         name = service.intake.check_model(body.model)
         # The server sends inputs as places in the queue become free, so one free place is enough to begin.
         caller = admit(request, service, body.timeout, num_choices=1, has_target=False)

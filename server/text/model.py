@@ -110,6 +110,11 @@ class ServedModel:
         return self.judges.tokens is not None or any(name.endswith(_CLASSIFIES) for name in self.architectures)
 
     @property
+    def has_classes(self) -> bool:
+        """Whether it has a classifier, also one whose labels give a score."""
+        return self.is_made_to_judge and self.judges.tokens is None
+
+    @property
     def task(self) -> Task:
         """Task that the model is made for."""
         if self.is_made_to_judge:

@@ -17,6 +17,8 @@ from inferd.engine.api.sentence_folder import SentenceFolder
 from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.text.model import ServedModel
 
+from .conftest import MODEL_PATH
+
 WAIT_S = 60.0
 
 
@@ -38,6 +40,8 @@ def test_a_model_is_made_for_one_task(model: ServedModel) -> None:
     assert replace(classifier, judges=ClassifierFolder({0: "LABEL_0"})).task == "rerank"
     assert replace(model, judges=ClassifierFolder(tokens=TokenPair(1, 2))).task == "rerank"
     assert replace(classifier, judges=ClassifierFolder({0: "no", 1: "yes"})).task == "classify"
+    unnamed = ClassifierFolder.read(MODEL_PATH, {"num_labels": 1})
+    assert replace(classifier, judges=unnamed).task == "rerank", "a config may count its label and not name it"
     compared = ClassifierFolder({0: "yes", 1: "no"}, compares_labels=True)
     assert replace(classifier, judges=compared).task == "rerank", "Qwen3-Reranker of a GGUF file"
 

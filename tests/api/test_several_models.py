@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from inferd.engine.api.classifier_folder import ClassifierFolder, TokenPair
+from inferd.engine.api.sentence_folder import SentenceFolder
 from inferd.engine.api.wire.messages import EngineStats
 from inferd.server.dispatch.model_lifecycle import State
 from inferd.server.endpoints.app import Backend
@@ -83,6 +85,40 @@ def test_a_request_goes_to_the_model_that_it_names(
     assert first.submits[-1].scheduling.ttft_target_s == 3.0 and second.submits[-1].scheduling.ttft_target_s == 5.0
     two.post(path, json=fields)
     assert len(first.submits) == 2, "a request without a model is for the first"
+
+
+BY_TOKENS = {"judges": ClassifierFolder(tokens=TokenPair(1, 2))}
+SORTER = {"architectures": ("BertForSequenceClassification",), "judges": ClassifierFolder(dict(enumerate("abc")))}
+EMBEDDER = {"embeds": SentenceFolder(pooling="mean")}
+KINDS = {"reranker": (BY_TOKENS, 1), "sorter": (SORTER, 3), "embedder": (EMBEDDER, 0)}
+"""Name -> (fields of a model, number of its labels)."""
+
+
+@pytest.mark.parametrize(
+    ("served", "path", "answering"),
+    [
+        (("reranker", "sorter"), "/v1/classify", "sorter"),
+        (("reranker", "sorter"), "/predict", "sorter"),
+        (("reranker", "sorter"), "/pooling", "sorter"),
+        (("reranker", "embedder"), "/pooling", "embedder"),
+        (("sorter", "reranker"), "/v1/rerank", "reranker"),
+        (("sorter", "embedder", "reranker"), "/v1/score", "reranker"),
+        (("sorter", "embedder"), "/v1/rerank", "embedder"),
+    ],
+)
+def test_a_request_that_names_no_model_goes_to_one_that_is_made_for_it(
+    model: ServedModel, served: tuple[str, ...], path: str, answering: str
+) -> None:
+    routers = []
+    for name in ("talker", *served):
+        fields, num_labels = KINDS.get(name, ({}, 0))
+        routers.append(ScriptedRouter(replace(model, names=(name,), **fields), num_labels=num_labels))
+    settings, bodies = app_settings(access_log=False), {**READING, "/predict": {"inputs": "hi"}}
+    others = [Backend(each.model, each, Metrics(each.model.names[0]), settings) for each in routers[1:]]  # type: ignore[arg-type]
+    with serving(routers[0].model, routers[0], settings, others=others) as url:
+        answer = httpx.post(f"{url}{path}", json=bodies.get(path, {"input": "hi"}), timeout=20)
+    assert answer.status_code == 200, answer.text
+    assert [router.model.names[0] for router in routers if router.submits] == [answering]
 
 
 @pytest.mark.parametrize(("path", "fields"), [*GENERATING.items(), *READING.items()])
