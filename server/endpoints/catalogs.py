@@ -1,6 +1,7 @@
 """/info of text-embeddings-inference, and /api/tags and /api/show of Ollama, by which clients learn what is served.
 
-What is not known before the weights are loaded is left out.
+Ollama's answers leave out what is not known before the weights are loaded. Clients of /info need each of its fields, so
+it is refused until then.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.engine.api.errors import EngineDeadError
+from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.wire.messages import Ready
 from inferd.server.endpoints import embedding_routes as routes
@@ -20,6 +21,7 @@ from inferd.server.endpoints.admin import Handler
 from inferd.server.endpoints.body import body_of
 from inferd.server.endpoints.route import Route
 from inferd.server.endpoints.service import Service, Services
+from inferd.server.errors import messages as errors
 from inferd.server.generate.inputs import MAX_TOKENS_AT_ONCE
 from inferd.server.schema.answers.catalogs import (
     OllamaDetails,
@@ -50,8 +52,8 @@ class CatalogsApi:
         return {routes.TEI_INFO: self.info, routes.OLLAMA_TAGS: self.tags, routes.OLLAMA_SHOW: self.show}
 
     async def info(self, request: Request) -> Response:
-        """The model that `?model=` names, or the first that is made to embed or to judge. Raises `RequestError`, and
-        `EngineDeadError` before the first engine is ready."""
+        """The model that `?model=` names, or the first that is made to embed or to judge. Raises `RequestError`, also
+        for a model that only generates, and `EngineDeadError` before the first engine is ready."""
         name = request.query_params.get("model")
         service = (
             self._services.made_for(None, lambda each: each.is_made_to_embed, lambda each: each.is_made_to_judge)
@@ -59,6 +61,13 @@ class CatalogsApi:
             else self._services.named(name)
         )
         model, ready = service.model, service.router.replicas.ready
+        if model.task == "generate" and not ready.num_labels:
+            shown = errors.clip(model.names[0], errors.MAX_ECHO)
+            message = (
+                f"The model '{shown}' was made to generate, and /info tells models that were made to embed or to judge "
+                "texts. GET /v1/models for the others."
+            )
+            raise RequestError("invalid_value", message, "model")
         answer: TeiInfo = {
             "model_id": model.names[0],
             "model_sha": None,

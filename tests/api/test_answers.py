@@ -130,9 +130,6 @@ def ask_for_scores(asking: Asking) -> None:
     asking.ask(routes.PREDICT, inputs=[["a"], ["a", "b"]])
     asking.router.num_labels = 1
     asking.ask(embedding_routes.TEI_INFO)
-    asking.router.num_labels = 0
-    asking.ask(embedding_routes.TEI_INFO)
-    asking.router.num_labels = 1
 
 
 def ask_for_vectors(asking: Asking) -> None:
@@ -232,10 +229,13 @@ def state_with_tenants(model: ServedModel, keys_file: Path) -> Any:
 
 
 def models_that_embed(model: ServedModel) -> Any:
-    """The `/api/tags` of a server whose model was made to embed."""
+    """The `/info` and `/api/tags` of a server whose model was made to embed."""
     embedder = replace(model, embeds=SentenceFolder())
-    with serving(embedder, ScriptedRouter(embedder), app_settings()) as url:
-        return httpx.get(f"{url}{embedding_routes.OLLAMA_TAGS.path}", timeout=WAIT_S).json()
+    with serving(embedder, ScriptedRouter(embedder, num_labels=0), app_settings()) as url:
+        return [
+            httpx.get(f"{url}{route.path}", timeout=WAIT_S).json()
+            for route in (embedding_routes.TEI_INFO, embedding_routes.OLLAMA_TAGS)
+        ]
 
 
 def metrics_of_a_step(router: ScriptedRouter) -> Metrics:
@@ -269,7 +269,9 @@ def asked(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ask_for_responses(asking)
         ask_the_operators_routes(asking)
         asking.bodies[routes.STATE].append(state_with_tenants(model, tmp_path_factory.mktemp("keys") / "keys"))
-        asking.bodies[embedding_routes.OLLAMA_TAGS].append(models_that_embed(model))
+        info, tags = models_that_embed(model)
+        asking.bodies[embedding_routes.TEI_INFO].append(info)
+        asking.bodies[embedding_routes.OLLAMA_TAGS].append(tags)
         yield asking
 
 

@@ -46,6 +46,14 @@ def test_a_reranker_is_told_as_one_however_it_scores(serve_as: ServeAs) -> None:
     assert http.get("/info").json()["model_type"] == {"reranker": {"id2label": {}, "label2id": {}}}
 
 
+def test_info_is_refused_before_the_first_engine_is_ready(serve_as: ServeAs) -> None:
+    http, router = serve_as(embeds=EMBEDS)
+    router.has_engine = False
+    refusal = http.get("/info")
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (500, "engine_error")
+    assert "size" not in http.get("/api/tags").json()["models"][0]
+
+
 def test_ollama_lists_and_shows_what_embeds(serve_as: ServeAs) -> None:
     http, router = serve_as(embeds=EMBEDS)
     listed, *_ = http.get("/api/tags").json()["models"]
@@ -62,7 +70,12 @@ def test_ollama_lists_and_shows_what_embeds(serve_as: ServeAs) -> None:
     assert http.post("/api/show", json={"model": "other"}).status_code == 404
 
 
-def test_what_generates_alone_is_not_listed(http: Any) -> None:
+def test_what_generates_alone_is_not_listed(http: Any, serve_as: ServeAs) -> None:
+    talker, _ = serve_as()
+    for path in ("/info", "/info?model=tiny"):
+        refusal = talker.get(path)
+        assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "model")
+        assert "GET /v1/models" in refusal.json()["error"]["message"]
     assert http.get("/api/tags").json() == {"models": []}
     shown = http.post("/api/show", json={"model": "tiny"}).json()
     assert (shown["capabilities"], shown["model_info"]["llama.context_length"]) == ([], MAX_MODEL_LEN)
