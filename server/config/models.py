@@ -28,7 +28,7 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.resolve import resolve
 from inferd.engine.api.resolve_encoder import resolve_encoder
 from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder
-from inferd.server.config.names import split_name
+from inferd.server.config.names import is_reranker_by_name, split_name
 from inferd.server.config.settings import SETTINGS, Settings
 from inferd.server.config.sources import suggest
 
@@ -92,7 +92,7 @@ class Asked:
     draft: ModelFacts | None
     adapters: dict[str, AdapterFiles]
     streams: bool
-    """Whether it was made to generate: an encoder was not, nor a decoder that was trained to embed or to classify."""
+    """Whether it was made to generate: an encoder was not, nor a decoder that was trained to embed or to judge."""
 
     @classmethod
     def of(cls, settings: Settings, facts: ModelFacts | EncoderFacts, gguf: GgufFile | None = None) -> Self:
@@ -108,7 +108,9 @@ class Asked:
         elif settings.lora:
             raise ConfigError("an encoder takes no LoRA adapters: leave --lora out")
         sentences = SentenceFolder.read(facts.path, gguf)
-        streams = isinstance(facts, ModelFacts) and facts.arch.has_head and sentences is None
+        names = (facts.path.name, *settings.served_names)
+        judges = is_reranker_by_name((facts.arch.architecture,), names)
+        streams = isinstance(facts, ModelFacts) and facts.arch.has_head and sentences is None and not judges
         max_loras, max_lora_rank = space_for(settings.max_loras, settings.max_lora_rank, tuple(adapters.values()))
         config = AskedConfig(
             model_path=str(facts.path),

@@ -6,6 +6,8 @@ have spaces in their names, and so may models.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 MAX_NAME_CHARS = 256
 NAME_RULE = f"a name of 1 to {MAX_NAME_CHARS} printable characters, with no space at its ends, such as sql-v2"
 
@@ -19,3 +21,9 @@ def split_name(entry: str) -> tuple[str | None, str]:
     """The name in `name=model`, and the model. A path may hold "=" too, but a name holds no "/"."""
     name, is_named, model = entry.partition("=")
     return (name, model) if is_named and "/" not in name else (None, entry)
+
+
+def is_reranker_by_name(architectures: Collection[str], names: Iterable[str]) -> bool:
+    """Whether a model is a Qwen3-Reranker that only its names tell: its older folders are those of a chat model, and so
+    are GGUF files without its labels."""
+    return "Qwen3ForCausalLM" in architectures and any("reranker" in name.lower() for name in names)

@@ -16,6 +16,7 @@ from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.pinned_files import PinnedFile
 from inferd.engine.api.process.written_once import WrittenOnce
 from inferd.engine.api.sentence_folder import PLAIN, SentenceFolder, sentences_of
+from inferd.server.config.names import is_reranker_by_name
 from inferd.server.errors import messages as errors
 from inferd.server.schema.answers.operation import Task
 from inferd.server.schema.embeddings import Side
@@ -247,8 +248,8 @@ def _judging(
     except RenderError as error:
         logger.warning("cannot tell whether the chat template shows a query and a document: %s", error)
         templates = None
-    is_named = any("reranker" in name.lower() for name in (path.name, *names))
-    if judges.tokens is None and is_named and "Qwen3ForCausalLM" in (config.get("architectures") or ()):
+    is_named = is_reranker_by_name(config.get("architectures") or (), (path.name, *names))
+    if judges.tokens is None and is_named:
         templates = templates or qwen3_templates(tokenizer)
         judges = replace(judges, tokens=answers_of(tokenizer) if templates is not None else None)
     high = max((judges.tokens.true_id, judges.tokens.false_id)) if judges.tokens is not None else 0

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.api.checkpoint import EMBEDDED_PATH
+from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint
 from inferd.engine.api.config import replicas_of
+from inferd.engine.api.encoder_model import facts_of
 from inferd.engine.api.errors import CapacityError, ConfigError, ModelError
 from inferd.engine.api.machine.cpu import DRIVER_BYTES, Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.memory.division import MemoryDemand, shares_of
 from inferd.engine.api.memory.planner import MemoryPlan
 from inferd.server.commands.plan_table import run
-from inferd.server.config.models import OWN, settings_of_models
+from inferd.server.config.models import OWN, Asked, nice_of, settings_of_models
 from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.models import read_models
 from tests.configs import engine_config
@@ -268,3 +269,20 @@ def test_a_decoder_that_embeds_yields_to_one_that_streams(kind: str, tmp_path: P
     embedder, other = (f"{name}={tmp_path / name}" for name in ("embedder", "other"))
     assert nice_values("tiny", embedder) == [0, 10]
     assert nice_values(embedder, other) == [0, 0], "nothing streams beside them"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "names", "nice"),
+    [
+        ("Qwen3ForCausalLM", ("Qwen3-Reranker-0.6B",), 10),
+        ("Qwen3ForCausalLM", ("Qwen3-0.6B",), 0),
+        ("LlamaForCausalLM", ("reranker",), 0),
+    ],
+)
+def test_a_reranker_that_only_its_name_tells_yields_to_streams(
+    architecture: str, names: tuple[str, ...], nice: int
+) -> None:
+    settings, facts = Settings(), facts_of(Checkpoint.read(EMBEDDED_PATH))
+    talker, named = Asked.of(settings, facts), Settings(served_model_name=names)
+    other = Asked.of(named, replace(facts, arch=replace(facts.arch, architecture=architecture)))
+    assert (nice_of(other, (talker, other)), nice_of(talker, (talker, other))) == (nice, 0)
