@@ -129,6 +129,10 @@ class ClassifierFolder:
         """The name of a label, or the one that transformers gives it."""
         return self.labels.get(index, f"LABEL_{index}")
 
+    def label_bytes(self, num_labels: int) -> int:
+        """Bytes of the names of all labels in UTF-8."""
+        return sum(len(self.label(i).encode("utf-8", "replace")) for i in range(num_labels))
+
 
 NO_JUDGE = ClassifierFolder()
 """A model whose folder says nothing."""

@@ -71,6 +71,9 @@ class ScoresApi:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._classifying = {
+            service.model.names[0]: ClassifyIntake(service.prompts, service.model) for service in services
+        }
 
     async def rerank(self, request: Request, body: Annotated[RerankRequest, body_of(RerankRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
@@ -147,7 +150,7 @@ class ScoresApi:
         service = asked.service
         adapter, ready = service.intake.adapter_of(body.model), service.router.replicas.ready
         accepted = await asked.while_asked(
-            ClassifyIntake(service.prompts, service.model).take(
+            self._classifying[service.model.names[0]].take(
                 items,
                 param,
                 body,

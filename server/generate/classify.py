@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from inferd.engine.api.classifier_folder import Activation
 from inferd.engine.api.errors import RequestError
@@ -42,6 +43,7 @@ class ClassifyIntake:
 
     def __init__(self, prompts: PromptReader, model: ServedModel) -> None:
         self._model, self._reader = model, TextReader(prompts, model)
+        self._label_bytes = cache(model.judges.label_bytes)
 
     async def take(
         self,
@@ -65,7 +67,7 @@ class ClassifyIntake:
         activation = activation_of(judges, ready.num_labels, body)
         work.check_vectors(param, len(items), ready.num_labels, "labels")
         if names_all:
-            work.check_labels(param, len(items), sum(map(len, judges.labels.values())))
+            work.check_labels(param, len(items), self._label_bytes(ready.num_labels))
         names = [param] if len(items) == 1 else [f"{param}[{i}]" for i in range(len(items))]
         cut = cut_of(body, model.max_model_len, judges.max_tokens)
         params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling(gives="logits"), adapter=adapter)

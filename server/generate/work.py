@@ -23,8 +23,8 @@ MAX_COMPONENTS = 2**23
 """Components of all vectors of one answer, or its numbers for labels: those of 2,048 vectors of 4,096, about 170 MB of
 JSON."""
 
-MAX_LABEL_CHARS = 2**26
-"""Characters of labels in one answer that names all labels for each input."""
+MAX_LABEL_BYTES = 2**26
+"""Bytes of labels' names in one answer that has those of all labels for each input."""
 
 MAX_LISTED_ENTRIES = 2**20
 """Entries of a list of ids times choices: the engine reads the list again for each choice."""
@@ -72,11 +72,11 @@ def check_vectors(param: str, num_inputs: int, num_components: int, component: s
         raise errors.too_much_work(param, factors, MAX_COMPONENTS, component)
 
 
-def check_labels(param: str, num_inputs: int, num_chars: int) -> None:
-    """`num_chars`: characters of all labels' names, which the answer has for each input. Raises `RequestError`."""
-    if num_inputs * num_chars > MAX_LABEL_CHARS:
-        factors = ((num_inputs, "inputs"), (num_chars, "characters of labels per input"))
-        raise errors.too_much_work(param, factors, MAX_LABEL_CHARS, "characters")
+def check_labels(param: str, num_inputs: int, num_bytes: int) -> None:
+    """`num_bytes`: bytes of all labels' names, which the answer has for each input. Raises `RequestError`."""
+    if num_inputs * num_bytes > MAX_LABEL_BYTES:
+        factors = ((num_inputs, "inputs"), (num_bytes, "bytes of labels per input"))
+        raise errors.too_much_work(param, factors, MAX_LABEL_BYTES, "bytes")
 
 
 def most_scored_tokens(num_choices: int, num_top: int | None) -> int | None:

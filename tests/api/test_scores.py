@@ -202,13 +202,14 @@ def test_pooling_gives_the_classes_that_classify_gives(serve_as: ServeAs) -> Non
 
 
 def test_names_of_labels_bound_an_answer_that_has_them_all(serve_as: ServeAs) -> None:
-    judges = ClassifierFolder({0: "a" * 4_096, 1: "b" * 4_096})
-    http, router = serve_as(2, judges=judges, architectures=CLASSIFIER)
-    with patch.object(work, "MAX_LABEL_CHARS", 3 * 8_192):
+    """They count by their bytes, and so does a name that the folder does not give: LABEL_2."""
+    judges = ClassifierFolder({0: "a" * 4_096, 1: "\u00e4" * 2_044 + "b"})
+    http, router = serve_as(3, judges=judges, architectures=CLASSIFIER)
+    with patch.object(work, "MAX_LABEL_BYTES", 3 * 8_192):
         assert http.post("/predict", json={"inputs": [["x"]] * 3}).status_code == 200
         refusal = http.post("/predict", json={"inputs": [["x"]] * 4})
         assert http.post("/v1/classify", json={"input": ["x"] * 4}).status_code == 200, "it names one for each input"
-    assert refusal.status_code == 400 and "8192 characters of labels per input" in refusal.json()["error"]["message"]
+    assert refusal.status_code == 400 and "8192 bytes of labels per input" in refusal.json()["error"]["message"]
     assert len(router.submits) == 7
 
 
