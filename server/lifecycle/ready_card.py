@@ -23,6 +23,7 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.process.logs import counted
 from inferd.engine.api.wire.messages import Ready
 from inferd.server.config.settings import Settings
+from inferd.server.schema.answers.operation import Task
 from inferd.server.text.model import ServedModel
 
 _PLAN_TOLERANCE = 0.05
@@ -132,9 +133,14 @@ def ready_card(outcomes: Sequence[tuple[StartupReport, Ready | str]], listener: 
         of_all = "" if len(served) == len(outcomes) else f" of {len(outcomes)}"
         head = f"READY in {total_s:.1f} s: {len(served)}{of_all} models at {url}/v1 ({inferd})\n"
         head += "".join(_outcome(report, ready) for report, ready in outcomes)
-    chats = settings.playground and any(shown.model.generates for shown, _ in outcomes)
-    page = f"  chat in a browser: {url}/\n" if chats else ""
+    tasks = {shown.model.task for shown, _ in outcomes} if settings.playground else set()
+    does = " and ".join(verb for task, verb in _ON_THE_PAGE.items() if task in tasks)
+    page = f"  {does} in a browser: {url}/\n" if does else ""
     return f"\n{head}{page}{_commands(url, served)}"
+
+
+_ON_THE_PAGE: Mapping[Task, str] = {"generate": "chat", "embed": "search"}
+"""Task of a model -> what the page does with it."""
 
 
 def _commands(url: str, served: Sequence[tuple[StartupReport, Ready]]) -> str:

@@ -237,14 +237,17 @@ def test_a_wrong_plan_is_said(taken: int, is_wrong: bool) -> None:
 def test_the_card_of_an_encoder_says_what_it_answers(
     report: StartupReport, num_labels: int, judges: ClassifierFolder, path: str, said: str
 ) -> None:
-    model = replace(report.model, generates=False, judges=judges)
+    architectures = ("BertForSequenceClassification",) if num_labels else ("BertModel",)
+    model = replace(report.model, generates=False, judges=judges, architectures=architectures)
     config = msgspec.structs.replace(report.config, is_encoder=True)
     ready = msgspec.structs.replace(READY, num_labels=num_labels, generates=False, hidden_size=384)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         card = ready_card([(replace(report, model=model, config=config), ready)], listener, 1.0)
     assert path in card.splitlines()[-1] and said in card
     assert "chat in a browser" not in card
+    assert (f"  search in a browser: {url}/\n" in card) == (path == "/v1/embeddings")
 
 
 def test_the_card_of_several_models_has_a_command_for_each_kind(report: StartupReport) -> None:
@@ -267,4 +270,4 @@ def test_the_card_of_several_models_has_a_command_for_each_kind(report: StartupR
     asked = [(words[1].partition("/v1")[2], json.loads(words[-1])["model"]) for words in commands]
     assert asked == [("/chat/completions", "talker"), ("/embeddings", "embedder"), ("/rerank", "ranker")]
     assert "READY in 1.0 s: 4 of 5 models" in card and "tokens, pooling mean, 256 components, deterministic" in card
-    assert "tokens, reranker, deterministic" in card
+    assert "tokens, reranker, deterministic" in card and "  chat and search in a browser: http" in card
