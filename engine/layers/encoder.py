@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from inferd.engine.layers.branch import GATES
 from inferd.engine.layers.disentangled import DisentangledAttention, DistanceTable
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
-from inferd.engine.layers.packed_batch import PackedBatch
+from inferd.engine.layers.packed_batch import PackedBatch, sequence_means
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.ops.embed import embed
 from inferd.kernels.ops.gelu import gelu, gelu_erf
@@ -265,16 +264,10 @@ class ClassifierHead:
             case Pooling.FIRST:
                 return self._logits(embed(starts[:-1].to(torch.int64), hidden))
             case Pooling.MEAN:
-                return self._logits(_means(hidden, starts))
+                return self._logits(sequence_means(hidden, starts))
             case Pooling.LATE:
-                return _means(self._logits(hidden), starts)
+                return sequence_means(self._logits(hidden), starts)
 
     def _logits(self, x: Tensor) -> Tensor:
         x = self._act(self._dense(x))
         return self._out(x if self._norm is None else self._norm(x))
-
-
-def _means(rows: Tensor, starts: Tensor) -> Tensor:
-    """The mean of each sequence's rows, in their dtype."""
-    means = [rows[first:end].float().mean(0) for first, end in pairwise(starts.tolist())]
-    return torch.stack(means).to(rows.dtype)

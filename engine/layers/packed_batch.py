@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,3 +25,10 @@ class PackedBatch:
         first = starts[:-1].to(torch.int64).repeat_interleave(starts.diff())
         places = torch.arange(len(first), device=starts.device)
         return cls(starts, places - first, places)
+
+
+def sequence_means(rows: Tensor, starts: Tensor) -> Tensor:
+    """[sequences, columns]: the mean of each sequence's rows, in their dtype. `starts`: as of `PackedBatch`. Every
+    sequence has a token."""
+    means = [rows[first:end].float().mean(0) for first, end in pairwise(starts.tolist())]
+    return torch.stack(means).to(rows.dtype)

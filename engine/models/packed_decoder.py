@@ -5,13 +5,11 @@ It has the layers of every family of decoders, and keeps no K and V.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
-from inferd.engine.layers.packed_batch import PackedBatch
+from inferd.engine.layers.packed_batch import PackedBatch, sequence_means
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 from inferd.kernels.ops.embed import embed
@@ -48,5 +46,4 @@ class PackedDecoder:
         """[sequences, labels] fp32 of the classifier, from the result of `forward`. Every sequence has a token."""
         if not self.arch.labels_mean:
             return self._decoder.labels(embed(starts[1:].to(torch.int64) - 1, hidden))
-        means = [hidden[first:end].float().mean(0) for first, end in pairwise(starts.tolist())]
-        return self._decoder.labels(torch.stack(means).to(hidden.dtype))
+        return self._decoder.labels(sequence_means(hidden, starts))
