@@ -36,6 +36,13 @@ KEY = "sk-clients"
 READY_S, CHECK_S, INSTALL_S = 120, 300, 1800
 
 
+def requirements_of(file: Path) -> str:
+    """The text of a file of requirements, with those that its lines `-r FILE` include."""
+    lines = file.read_text().splitlines()
+    included = (requirements_of(file.parent / line[3:]) if line.startswith("-r ") else f"{line}\n" for line in lines)
+    return "".join(included)
+
+
 @dataclass(frozen=True, slots=True)
 class Client:
     """One client, described by its folder."""
@@ -63,7 +70,7 @@ class Client:
     @property
     def python(self) -> str:
         """The interpreter of its environment: this one, or that which a line such as `# python3.12` names."""
-        named = re.search(r"^# (python3\.\d+)$", self.requirements.read_text(), re.MULTILINE)
+        named = re.search(r"^# (python3\.\d+)$", requirements_of(self.requirements), re.MULTILINE)
         return named[1] if named else sys.executable
 
     @property
@@ -72,7 +79,7 @@ class Client:
         if not self.requirements.exists():
             words = subprocess.run([self.name, "--version"], capture_output=True, text=True, check=True).stdout.split()
             return " ".join(words[:2])
-        text = self.requirements.read_text()
+        text = requirements_of(self.requirements)
         if self.is_node:
             return " ".join(next(iter(json.loads(text)["dependencies"].items())))
         return re.sub(r"\[.*?\]", "", text.splitlines()[0]).replace("==", " ")
@@ -161,7 +168,7 @@ def prepare(client: Client) -> list[str]:
     if not client.requirements.exists():
         return [sys.executable, "-P", str(client.folder / "check.py")]
     home = client.home
-    digest = hashlib.sha256(client.requirements.read_bytes()).hexdigest()
+    digest = hashlib.sha256(requirements_of(client.requirements).encode()).hexdigest()
     stamp = home / ".installed"
     if not stamp.exists() or stamp.read_text() != digest:
         print(f"  installing into {home.relative_to(ROOT)} (once)", flush=True)

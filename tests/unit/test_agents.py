@@ -16,7 +16,7 @@ import yaml
 from tests.agents.run import ENVIRONMENTS, HERE, faults_of
 from tests.agents.scripted_model import PREFACE, Turn, answer_to
 from tests.agents.shapes import LONGEST_TEXT, write_rows
-from tests.clients.run import ROOT, clients
+from tests.clients.run import ROOT, clients, requirements_of
 
 TOOLS = '# Tools\n<tools>\n{"type": "function", "function": {"name": "read", "parameters": {}}}\n</tools>\nWrite a call'
 READ = [{"name": "read", "arguments": {"path": "a"}}]
@@ -118,8 +118,19 @@ def test_the_versions_of_all_packages_are_pinned() -> None:
     """A program is the one that the page names only if its libraries are, too."""
     for folder in (HERE, ROOT / "tests" / "clients"):
         for file in folder.glob("*/requirements.txt"):
-            lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
+            lines = [line for line in requirements_of(file).splitlines() if line and not line.startswith("#")]
             assert [line for line in lines if "==" not in line] == [], file
+
+
+def test_open_webui_is_one_version_as_a_client_and_as_an_agent() -> None:
+    """Its requirements as a client include those as an agent program."""
+    (agent,), client = (
+        requirements_of(folder / "open_webui" / "requirements.txt").splitlines()
+        for folder in (HERE, ROOT / "tests" / "clients")
+    )
+    assert agent.startswith("open-webui==") and client[0] == agent
+    (as_client,) = (one for one in clients(ROOT / "tests" / "clients", ENVIRONMENTS) if one.name == "open_webui")
+    assert as_client.version == agent.replace("==", " ")
 
 
 def test_the_readme_counts_the_programs() -> None:
