@@ -125,7 +125,7 @@ class RerankRequest(ScoringFields):
         "Add the text of each document to the answer.", unset="true, but false for `/v2/rerank` and with `texts`"
     )
     raw_scores: Flag | None = option(
-        "True gives the logits, false scores from 0 to 1.", unset="false with `texts`, else as `use_activation` says"
+        "True gives the logits, false scores from 0 to 1.", unset="as `use_activation` says, else false with `texts`"
     )
     max_chunks_per_doc: object = option("Each document is one input. It is not split.", has_effect=False)
     return_embeddings: Annotated[object, Only((False,), "Use /v1/embeddings.")] | None = option(

@@ -201,6 +201,16 @@ def test_pooling_gives_the_classes_that_classify_gives(serve_as: ServeAs) -> Non
         assert refused(http, "/pooling", input="a", **{field: value}) == (400, "unsupported_parameter", field)
 
 
+@pytest.mark.parametrize(("options", "is_raw"), [({}, False), ({"use_activation": False}, True)])
+def test_texts_get_scores_from_0_to_1_unless_asked_otherwise(
+    serve_as: ServeAs, options: dict[str, Any], is_raw: bool
+) -> None:
+    http, router = serve_as(1, judges=ClassifierFolder(activation="identity"))
+    logit = pair_logit(router, "q", "one")
+    (found,) = http.post("/rerank", json={"query": "q", "texts": ["one"], **options}).json()
+    assert found["score"] == pytest.approx(logit if is_raw else sigmoid(logit), abs=1e-6)
+
+
 def test_names_of_labels_bound_an_answer_that_has_them_all(serve_as: ServeAs) -> None:
     """They count by their bytes, and so does a name that the folder does not give: LABEL_2."""
     judges = ClassifierFolder({0: "a" * 4_096, 1: "\u00e4" * 2_044 + "b"})
