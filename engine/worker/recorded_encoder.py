@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -27,6 +25,8 @@ class RecordedEncoder:
         self._encoder, self._device, self._is_recordable = encoder, device, True
         self._recordings: dict[int, Recording] = {}
         """By the number of tokens."""
+        positions = encoder.arch.positions
+        self._has_padding = positions is not None and positions.padding_id is not None
         self._inputs = encoder.inputs_of(torch.zeros(RECORDED_TOKENS, dtype=torch.int64), _starts(RECORDED_TOKENS))
 
     @property
@@ -38,38 +38,37 @@ class RecordedEncoder:
         num_tokens = len(token_ids)
         if not (self._is_recordable and len(starts) == 2 and 0 < num_tokens <= RECORDED_TOKENS):
             return self._encoder.forward(token_ids, starts, token_types)
-        inputs = self._encoder.inputs_of(token_ids, starts, token_types)
+        inputs = self._filled(token_ids, starts, token_types)
         recording = self._recordings.get(num_tokens)
         try:
             if recording is None:
-                own = self._filled(inputs)
-                recording = self._device.record(lambda: self._encoder.compute(own))
+                recording = self._device.record(lambda: self._encoder.compute(inputs))
                 self._recordings[num_tokens] = recording
             else:
-                self._filled(inputs)
                 recording.replay()
         except NotRecordableError:  # it computes with operations of torch
             self._is_recordable = False
             return self._encoder.compute(inputs)
         return recording.output
 
-    def _filled(self, given: EncoderInputs) -> EncoderInputs:
-        """Memory of the recordings' inputs, with these in it."""
-        num_tokens = len(given.token_ids)
-
-        def copied(own: Tensor | None, values: Tensor | None) -> Tensor | None:
-            if own is None or values is None:
-                return None
-            return own[: len(values)].copy_(values)
-
-        ids, batch, own = copied(self._inputs.token_ids, given.token_ids), given.batch, self._inputs.batch
+    def _filled(self, token_ids: Tensor, starts: Tensor, token_types: Tensor | None) -> EncoderInputs:
+        """Memory of the recordings' inputs, with these in it. Its positions count from 0: there is one sequence."""
+        num_tokens, all_of, batch = len(token_ids), self._inputs, self._inputs.batch
+        batch.starts.copy_(starts)
+        ids, types, rows = (
+            None if own is None else own[:num_tokens]
+            for own in (all_of.token_ids, all_of.token_types, all_of.position_rows)
+        )
         assert ids is not None
-        own.starts.copy_(batch.starts)
-        # Both positions count from 0: there is one sequence.
-        kept = PackedBatch(own.starts, own.positions[:num_tokens], own.write_slots[:num_tokens])
-        types = copied(self._inputs.token_types, given.token_types)
-        rows = copied(self._inputs.position_rows, given.position_rows)
-        return replace(given, token_ids=ids, token_types=types, position_rows=rows, batch=kept)
+        ids.copy_(token_ids)
+        if types is not None:
+            types.zero_() if token_types is None else types.copy_(token_types)
+        if rows is not None and self._has_padding:
+            given = self._encoder.inputs_of(token_ids, starts).position_rows
+            assert given is not None
+            rows.copy_(given)
+        kept = PackedBatch(batch.starts, batch.positions[:num_tokens], batch.write_slots[:num_tokens])
+        return EncoderInputs(ids, types, rows, kept)
 
 
 def _starts(num_tokens: int) -> Tensor:
