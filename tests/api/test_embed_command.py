@@ -20,6 +20,7 @@ from inferd.server.commands.embed.client import EmbedError
 from inferd.server.commands.embed.run import EmbedOptions, run
 from inferd.server.dispatch.model_lifecycle import State
 
+from . import conftest
 from .conftest import HIDDEN_SIZE, MAX_MODEL_LEN, vector_of
 
 TEXTS = [f"line {i} of many" for i in range(23)]
@@ -207,6 +208,28 @@ def test_another_input_or_other_settings_are_not_mixed(options: Options, router:
     assert run(options("changed", output=output, restart=True)) == 0
     with pytest.raises(ConfigError, match="is there already"):
         run(options(*TEXTS, output=output))
+
+
+@pytest.mark.parametrize("output_dtype", ["float", "ubinary"])
+def test_vectors_of_another_model_are_not_mixed(
+    options: Options, router: Any, tmp_path: Path, output_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.jsonl"
+    stop_after(router, 2 if output_dtype == "float" else 3)
+    with pytest.raises(EmbedError):
+        run(options(*TEXTS, output=output, output_dtype=output_dtype, patience_s=0.0, concurrency=1))
+    go_on(router)
+    monkeypatch.setattr(conftest, "vector_of", lambda ids, width: nearly(vector_of(ids, width)))
+    with pytest.raises(ConfigError, match="the server now gives another for the same short text"):
+        run(options(*TEXTS, output=output, output_dtype=output_dtype))
+    assert not output.exists()
+    monkeypatch.undo()
+    assert run(options(*TEXTS, output=output, output_dtype=output_dtype)) == 0
+
+
+def nearly(vector: bytes) -> bytes:
+    """The vector that other weights under the same name may give: its signs are the same."""
+    return (np.frombuffer(vector, np.float32) * np.float32(1.001)).tobytes()
 
 
 def test_a_run_that_is_killed_goes_on(options: Options, router: Any, url: str, tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import random
 import socket
 import threading
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -57,6 +58,9 @@ class Described:
     """Number of numbers in a vector."""
     warning: str
     """Words of the server about the request; empty if it has none."""
+    fingerprint: str
+    """Hash of the short text's vector before its components are made smaller: another model, quantization or pooling
+    gives another. A server gives the same text the same bits whatever else runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,15 @@ class Embedder:
 
     def described(self) -> Described:
         """Embeds a short text. Raises `EmbedError` if the server does not take the settings."""
+        name, vector, warning = self._short()
+        whole = vector
+        if "output_dtype" in self.fields:
+            fields = {key: value for key, value in self.fields.items() if key != "output_dtype"}
+            whole = replace(self, fields=fields, type_code="f")._short()[1]
+        return Described(name, len(vector), warning, hashlib.sha256(whole.tobytes()).hexdigest())
+
+    def _short(self) -> tuple[str, array[Any], str]:
+        """(the model's name, the vector of a short text, the server's warning). Raises as `described`."""
         response = self._answer([_SHORT_TEXT])
         if response.status_code != 200:
             raise _refused(response)
@@ -98,7 +111,7 @@ class Embedder:
             name, vector = str(answer["model"]), self._vector(answer["data"][0])
         except (ValueError, LookupError, TypeError) as error:
             raise EmbedError(f"{self.http.base_url} gave no vector in the form of /v1/embeddings") from error
-        return Described(name, len(vector), response.headers.get("x-inferd-warning", ""))
+        return name, vector, response.headers.get("x-inferd-warning", "")
 
     def rows(self, lines: Sequence[Line]) -> list[Row]:
         """One row for each line, in order. Raises `EmbedError` if the server cannot be asked."""

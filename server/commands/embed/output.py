@@ -27,6 +27,8 @@ TYPE_CODES = {"float": "f", "int8": "b", "uint8": "B", "binary": "b", "ubinary":
 _DESCRIPTIONS = {"f": "<f4", "b": "|i1", "B": "|u1"}
 _KINDS: Mapping[str, Literal["jsonl", "npy"]] = {".npy": "npy", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 """Ending of the output's name -> its format."""
+FINGERPRINT = "fingerprint"
+"""Setting that says which vector the server gives for a short text."""
 _HEADER_BYTES = 128
 """Size of the header of .npy: with the number of rows that is written last it is no longer."""
 
@@ -251,8 +253,14 @@ def _state_of(output: Output) -> Mapping[str, Any] | None:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"cannot read {output.state_path} ({error}); use --restart to begin anew") from error
     different = sorted(name for name in output.settings if settings.get(name) != output.settings[name])
+    if different == [FINGERPRINT]:
+        raise ConfigError(
+            f"{output.part} was written with other vectors: the server now gives another for the same short text, so "
+            "its model's weights, quantization, dtype or pooling, or its machine, have changed; serve the model as "
+            "before, or use --restart to begin anew"
+        )
     if different:
-        was = ", ".join(f"{name} was {settings.get(name)!r}" for name in different)
+        was = ", ".join(f"{name} was {settings.get(name)!r}" for name in different if name != FINGERPRINT)
         raise ConfigError(f"{output.part} was written with other settings ({was}); use --restart to begin anew")
     return state
 

@@ -23,7 +23,7 @@ from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.process.logs import counted
 from inferd.server.commands.embed.client import Described, Embedder, EmbedError, check_answers, connect
 from inferd.server.commands.embed.lines import Line, read_lines
-from inferd.server.commands.embed.output import TYPE_CODES, Output, Row, check_output, open_output
+from inferd.server.commands.embed.output import FINGERPRINT, TYPE_CODES, Output, Row, check_output, open_output
 from inferd.server.commands.embed.own_server import own_server
 from inferd.server.commands.embed.workers import Workers
 
@@ -112,7 +112,13 @@ def _run(options: EmbedOptions, path: Path, problems: Console) -> Output:
         fields = {**fields, "model": described.name}
         embedder = replace(embedder, fields=fields)
         output = stack.enter_context(
-            open_output(path, _settings_of(options, fields), options.output_dtype, lines, restart=options.restart)
+            open_output(
+                path,
+                _settings_of(options, fields, described),
+                options.output_dtype,
+                lines,
+                restart=options.restart,
+            )
         )
         if output.num_lines:
             problems.print(f"going on behind line {output.num_lines:,}")
@@ -158,10 +164,12 @@ def _fields_of(options: EmbedOptions) -> dict[str, object]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _settings_of(options: EmbedOptions, fields: dict[str, object]) -> dict[str, object]:
-    """Settings on which the vectors depend. A server of its own is known by the model's path."""
+def _settings_of(options: EmbedOptions, fields: dict[str, object], described: Described) -> dict[str, object]:
+    """Settings on which the vectors depend. A server of its own is known by the model's path. The fingerprint tells
+    what the server does not: other weights under the same name, or another quantization."""
     model = options.model if options.base_url is None else fields["model"]
-    return {**fields, "model": model, "field": options.field, "reads_json": options.reads_json}
+    known = {"model": model, "field": options.field, "reads_json": options.reads_json}
+    return {**fields, **known, FINGERPRINT: described.fingerprint}
 
 
 def _embed(options: EmbedOptions, embedder: Embedder, lines: Iterator[Line], output: Output, stream: BinaryIO) -> None:
