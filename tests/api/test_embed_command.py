@@ -84,6 +84,36 @@ def test_json_lines_keep_their_ids(options: Options, router: Any) -> None:
     assert run(replace(asked, field=None, restart=True)) == 1, "only one line has a 'text'"
 
 
+def test_a_field_that_no_line_has_ends_the_run(options: Options, tmp_path: Path) -> None:
+    objects = [{"id": i, "body": "x", "title": "y"} for i in range(3_000)]
+    content = "\n".join(map(json.dumps, objects)).encode()
+    with pytest.raises(ConfigError) as caught:
+        run(options(content=content, name="in.jsonl", base_url=None, model="never started"))
+    assert "no text in the first 20 lines" in str(caught.value)
+    assert "line 1: it has no text in 'text': --field may name one of its texts, 'body', 'title'" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"the only line of the input.*not JSON"):
+        run(options(content=b"plain words", name="in.jsonl"))
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl"}
+    late = b'{"body": "x"}\n' * 19 + b'{"text": "x"}\n'
+    assert run(options(content=late, name="in.jsonl")) == 1
+
+
+def test_lines_of_json_say_what_they_lack(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    long = json.dumps({"text": "long " * MAX_MODEL_LEN})
+    content = f'{{"text": "one"}}\n{{"text": ""}}\n  \n[1]\n{long}\n'.encode()
+    asked = options(content=content, name="in.jsonl")
+    assert run(asked) == 1
+    assert "The first is line 2: its 'text' is empty" in " ".join(capsys.readouterr().err.split())
+    errors = [row.get("error", "") for row in read(asked.output_path)]
+    assert errors[:4] == [
+        "",
+        "its 'text' is empty",
+        "it is blank: each line needs a JSON object",
+        "it is neither a JSON object nor a JSON string",
+    ]
+    assert errors[4].endswith("Or use --truncate, which cuts it.") and "truncate_prompt_tokens" not in errors[4]
+
+
 def test_numpy_reads_the_array(options: Options, router: Any, tmp_path: Path) -> None:
     whole = tmp_path / "out.npy"
     assert run(options(*TEXTS, output=whole)) == 0

@@ -34,6 +34,11 @@ _SHORT_TEXT = "text"
 """Text that every model can embed: it tells whether the server takes the settings of a run."""
 
 
+_API_WAY_TO_CUT = "set 'truncate_prompt_tokens' to -1"
+_WAY_TO_CUT = "use --truncate"
+"""The server's way to have a text cut, and that of the command."""
+
+
 class EmbedError(ConfigError):
     """The run cannot go on. Its text is one line for the terminal."""
 
@@ -215,7 +220,8 @@ def _error_of(response: httpx.Response) -> tuple[str, str]:
     """(message, parameter) of a refusal."""
     try:
         error = response.json()["error"]
-        return str(error["message"])[:_MAX_MESSAGE], str(error.get("param") or "")
+        message = str(error["message"]).replace(_API_WAY_TO_CUT, _WAY_TO_CUT)
+        return message[:_MAX_MESSAGE], str(error.get("param") or "")
     except (ValueError, LookupError, TypeError, AttributeError):
         return f"HTTP {response.status_code}", ""
 

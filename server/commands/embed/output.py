@@ -55,6 +55,8 @@ class Output:
     """Hash of the input's lines that are done."""
     num_lines: int = 0
     num_failed: int = 0
+    first_error: str = ""
+    """First line that failed, and why."""
     width: int = 0
     """Number of numbers in a row; 0 until there is a vector."""
     num_blank: int = 0
@@ -111,6 +113,7 @@ class Output:
             stream.truncate(size)
             stream.seek(size)
         self.num_failed, self.width, self.num_blank = state["num_failed"], state["width"], state["num_blank"]
+        self.first_error = state["first_error"]
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append the rows of one batch. Raises `ConfigError` if a vector has another size than those before."""
@@ -118,6 +121,8 @@ class Output:
             self.digest.update(row.line.raw)
             self.num_lines += 1
             self.num_failed += row.vector is None
+            if row.vector is None and not self.first_error:
+                self.first_error = f"line {row.line.index + 1}: {row.error}"
             if row.vector is not None and len(row.vector) != (self.width or len(row.vector)):
                 raise ConfigError(f"line {row.line.index + 1} has {len(row.vector)} numbers, others {self.width}")
             if self.kind == "jsonl":
@@ -158,6 +163,7 @@ class Output:
             "num_bytes": self.rows.tell(),
             "num_error_bytes": self.errors.tell(),
             "num_failed": self.num_failed,
+            "first_error": self.first_error,
             "width": self.width,
             "num_blank": self.num_blank,
         }

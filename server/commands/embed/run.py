@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.process.logs import counted
 from inferd.server.commands.embed.client import Described, Embedder, EmbedError, check_answers, connect
-from inferd.server.commands.embed.lines import Line, read_lines
+from inferd.server.commands.embed.lines import Line, check_field, read_lines
 from inferd.server.commands.embed.output import FINGERPRINT, TYPE_CODES, Output, Row, check_output, open_output
 from inferd.server.commands.embed.own_server import own_server
 from inferd.server.commands.embed.workers import Workers
@@ -86,7 +86,7 @@ def run(options: EmbedOptions) -> int:
     problems.print(f"{_lines(output.num_lines)} in {path}", markup=False, soft_wrap=True)
     if output.num_failed:
         where = output.errors_path if output.kind == "npy" else path
-        message = f"{_lines(output.num_failed)} failed: see 'error' in {where}"
+        message = f"{_lines(output.num_failed)} failed: see 'error' in {where}. The first is {output.first_error}"
         problems.print(message, style="bold red", markup=False, soft_wrap=True)
     return 1 if output.num_failed else 0
 
@@ -95,7 +95,8 @@ def _run(options: EmbedOptions, path: Path, problems: Console) -> Output:
     """Returns the output, which is finished. The server of the run has ended then, and also if this raises."""
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(_opened(options.file))
-        lines = read_lines(stream, (options.field or "text") if options.reads_json else None)
+        name = (options.field or "text") if options.reads_json else None
+        lines = check_field(read_lines(stream, name), name)
         url, key = options.base_url, options.api_key
         if url is None:
             if options.model is None:
