@@ -136,7 +136,7 @@ def run_chat(options: ChatOptions, question: str | None) -> int:
 
 
 def _with_model(options: ChatOptions, client: httpx.Client) -> ChatOptions:
-    """Fill in the first model that the server lists."""
+    """Fill in the first model of the server's list that is made to generate. Other servers list no tasks."""
     if options.model is not None:
         return options
     try:
@@ -146,8 +146,10 @@ def _with_model(options: ChatOptions, client: httpx.Client) -> ChatOptions:
     if response.status_code != 200:
         raise ChatError(_refusal(response))
     try:
-        return replace(options, model=str(response.json()["data"][0]["id"]))
-    except (json.JSONDecodeError, LookupError, TypeError) as error:
+        cards = response.json()["data"]
+        generating = [card for card in cards if card.get("task", "generate") == "generate"]
+        return replace(options, model=str((generating or cards)[0]["id"]))
+    except (json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
         raise ChatError(f"{options.base_url}/v1/models lists no model; give --model, or another --base-url") from error
 
 

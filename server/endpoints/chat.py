@@ -51,7 +51,7 @@ class ChatApi:
 
     async def create(self, request: Request, body: Annotated[ChatRequest, body_of(ChatRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(body.model)
+        service = self._services.generating(body.model)
         options = options_of(body, service.intake.check_model(body.model))
         caller = admit(request, service, body.timeout, body.n or 1)
         accepted = await while_asked(request, caller.deadline, service.intake.chat(body, caller))

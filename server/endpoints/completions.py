@@ -46,7 +46,7 @@ class CompletionsApi:
         self, request: Request, body: Annotated[CompletionRequest, body_of(CompletionRequest)]
     ) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(body.model)
+        service = self._services.generating(body.model)
         options = options_of(body, service.intake.check_model(body.model))
         caller = admit(request, service, body.timeout, len(body.prompt) * (body.n or 1))
         accepted = await while_asked(request, caller.deadline, service.intake.completion(body, caller))

@@ -34,7 +34,7 @@ class LlamaCppApi:
 
     async def infill(self, request: Request, body: Annotated[InfillRequest, body_of(InfillRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(body.model)
+        service = self._services.generating(body.model)
         name = service.intake.check_model(body.model)
         caller = admit(request, service, body.timeout, body.n_cmpl or 1)
         accepted, is_cut = await while_asked(request, caller.deadline, service.intake.infill(body, caller))

@@ -52,7 +52,7 @@ class Service:
 
 
 class Services:
-    """The services of all models. A request that names no model is for the first."""
+    """The services of all models. A request that names no model is for the first that is made for what it asks."""
 
     def __init__(self, services: Sequence[Service]) -> None:
         self._all = tuple(services)
@@ -88,12 +88,16 @@ class Services:
 
     def made_for(self, name: str | None, *purposes: Callable[[ServedModel], bool]) -> Service:
         """As `of`. Without a name it is the first that serves the first of these purposes, or else the next one."""
-        if name is None:
+        if name is None and self.are_several:
             for serves in purposes:
                 for service in self._all:
                     if serves(service.model):
                         return service
         return self.of(name)
+
+    def generating(self, name: str | None) -> Service:
+        """As `of`. Without a name it is the first model that is made to generate, or else the first that can."""
+        return self.made_for(name, lambda model: model.task == "generate", lambda model: model.generates)
 
     def named(self, name: str) -> Service:
         """The service of the model, or of the adapter's model, with that name. Raises `RequestError` if there is none,

@@ -138,7 +138,7 @@ class RenderApi:
         *,
         is_list: bool,
     ) -> Response:
-        service = self._services.of(body.model)
+        service = self._services.generating(body.model)
         service.intake.check_model(body.model)
         caller = caller_of(request, body.timeout)
         accepted = await while_asked(request, caller.deadline, take(service.intake, body, caller))

@@ -240,3 +240,31 @@ def test_an_adapter_says_which_model_it_is_for(two: httpx.Client) -> None:
     ]
     assert [answer["param"] for answer in answers] == ["base_model_name", "model", "lora_name"]
     assert "no memory for adapters" in answers[2]["message"]
+
+
+@pytest.fixture
+def beside_encoder(model: ServedModel, second: ScriptedRouter) -> Iterator[tuple[httpx.Client, ScriptedRouter]]:
+    encoder = ScriptedRouter(replace(model, names=("encoder",), generates=False, template=None))
+    backend = Backend(second.model, second, Metrics("second"), app_settings())  # type: ignore[arg-type]
+    with (
+        serving(encoder.model, encoder, app_settings(), others=[backend]) as url,
+        httpx.Client(base_url=url, timeout=20, headers=FRESH) as client,
+    ):
+        yield client, second
+
+
+def test_a_chat_without_a_model_goes_to_the_first_that_generates(
+    beside_encoder: tuple[httpx.Client, ScriptedRouter],
+) -> None:
+    client, generating = beside_encoder
+    infill = {"/infill": {"input_prefix": "a", "input_suffix": "b"}}
+    for path, fields in {**GENERATING, **infill}.items():
+        answer = client.post(path, json=fields)
+        assert "has no head" not in answer.text
+        if path != "/infill":
+            assert answer.status_code == 200 and answer.json()["model"] == "second"
+    assert len(generating.submits) == len(GENERATING)
+    for path in ("/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/count_tokens"):
+        assert client.post(path, json=READING[path]).status_code == 200
+    named = client.post("/v1/chat/completions", json={"model": "encoder", "messages": MESSAGES})
+    assert named.status_code == 400 and "has no head" in named.text

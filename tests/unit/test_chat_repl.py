@@ -35,6 +35,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         models = b"[]" if self.path.startswith("/empty") else b'[{"id": "m1"}]'
+        if self.path.startswith("/several"):
+            models = b'[{"id": "e", "task": "embed"}, {"id": "g", "task": "generate"}]'
+        if self.path.startswith("/embedding"):
+            models = b'[{"id": "e", "task": "embed"}, {"id": "r", "task": "rerank"}]'
         self._answer(200, b'{"data": %b}' % models)
 
     def do_POST(self) -> None:
@@ -90,6 +94,12 @@ def test_one_question(url: str, capsys: pytest.CaptureFixture[str]) -> None:
             "seed": 3,
         }
     ]
+
+
+@pytest.mark.parametrize(("path", "name"), [("several", "g"), ("embedding", "e")])
+def test_a_model_that_generates_is_chosen_before_others(url: str, path: str, name: str) -> None:
+    assert run_chat(ChatOptions(base_url=f"{url}/{path}"), "Hi") == 0
+    assert Handler.bodies[0]["model"] == name
 
 
 def test_a_conversation_is_remembered_until_reset(

@@ -259,7 +259,7 @@ class MessagesApi:
 
     async def create(self, request: Request, body: Annotated[MessagesRequest, body_of(MessagesRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(body.model)
+        service = self._services.generating(body.model)
         name = service.intake.check_model(body.model)
         caller = admit(request, service, None, num_choices=1)
         request.state.notices += notices_of(body, service.model)
@@ -275,7 +275,7 @@ class MessagesApi:
         self, request: Request, body: Annotated[CountTokensRequest, body_of(CountTokensRequest)]
     ) -> Response:
         """The count, even if it exceeds the context. Needs no engine. Raises `RequestError`."""
-        service = self._services.of(body.model)
+        service = self._services.generating(body.model)
         service.intake.check_model(body.model)
         caller = caller_of(request)
         request.state.notices += notices_of(body, service.model)

@@ -45,7 +45,7 @@ class ResponsesApi:
 
     async def create(self, request: Request, body: Annotated[ResponsesRequest, body_of(ResponsesRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
-        service = self._services.of(body.model)
+        service = self._services.generating(body.model)
         model = service.intake.check_model(body.model)
         caller = admit(request, service, body.timeout, num_choices=1)
         check(body)
