@@ -6,6 +6,7 @@ Loads no weights. Several models divide what is left beside all of their weights
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import msgspec
 
 from inferd.engine.api.checkpoint import Checkpoint, Documents
 from inferd.engine.api.config import EngineConfig
-from inferd.engine.api.encoder_model import facts_of
+from inferd.engine.api.decisions import Decision
+from inferd.engine.api.encoder_model import EncoderFacts, facts_of
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.held_files import HeldCheckpoint
@@ -67,7 +69,8 @@ def read_models(settings: Settings) -> tuple[StartupReport, ...]:
     demands = demands_of(machine, all_asked)
     for read, share in zip(all_read, machine_shares(machine, demands), strict=True):
         with named(read.asked.settings, each):
-            reports.append(_report(read, read.asked.settled(share), nice_of(read.asked, all_asked)))
+            label = "" if len(each) == 1 else f"{read.asked.settings.served_names[0]}: "
+            reports.append(_report(read, read.asked.settled(share), nice_of(read.asked, all_asked), label))
     check_host_memory(machine, [report.config for report in reports])
     return tuple(reports)
 
@@ -88,43 +91,56 @@ def _held(path: Path, *, keeps_blocks: bool) -> HeldCheckpoint:
     return held
 
 
-def _check_kv_dir(config: EngineConfig) -> None:
+def _check_kv_dir(config: EngineConfig, label: str) -> None:
     """Raises `StartError` if the directory of KV blocks cannot be used."""
     if config.kv_dir:
         if not config.prefix_caching:
-            logger.warning("kv_dir is not used, because there is no prefix cache")
+            logger.warning("%skv_dir is not used, because there is no prefix cache", label)
             return
         directory = KVDirectory(Path(config.kv_dir), config.kv_disk_bytes)
         used, quota = (format_bytes(number) for number in (directory.used_bytes, config.kv_disk_bytes))
-        logger.info("KV segments are kept in %s: %s of at most %s", config.kv_dir, used, quota)
+        logger.info("%sKV segments are kept in %s: %s of at most %s", label, config.kv_dir, used, quota)
         directory.close()
 
 
-def _report(read: _Read, settled: Settled, nice: int) -> StartupReport:
-    """Says what was decided, and reads the model's texts. `nice`: the nice value of its engine."""
-    asked, (config, memory, decisions) = read.asked, settled
-    settings, facts = asked.settings, asked.facts
+def tell_decisions(
+    decisions: Sequence[Decision], config: EngineConfig, facts: ModelFacts | EncoderFacts, label: str
+) -> None:
+    """Log what was decided. A length that the operator must know of is a warning. An encoder is cut to the longest text
+    that its folder states, which is the normal case."""
     for decision in decisions:
+        if decision.unused_flag:
+            logger.warning("%s%s is not used: %s", label, decision.unused_flag, decision.why)
+            continue
         is_cut = decision.field == "max_model_len" and config.max_model_len != facts.arch.max_positions
         is_changed = decision.asked not in (None, "auto") and decision.field in ("deterministic", "activations")
-        if decision.unused_flag:
-            logger.warning("%s is not used: %s", decision.unused_flag, decision.why)
-            continue
-        level = logging.WARNING if is_cut else logging.INFO if is_changed else logging.DEBUG
+        level = logging.INFO if is_cut or is_changed else logging.DEBUG
+        if is_cut and not config.is_encoder:
+            level = logging.WARNING
         given = "auto" if decision.asked is None else decision.asked
-        logger.log(level, "%s: %s -> %s (%s)", decision.field, given, decision.became, decision.why)
-    _check_kv_dir(config)
+        logger.log(level, "%s%s: %s -> %s (%s)", label, decision.field, given, decision.became, decision.why)
     if not facts.arch.is_native:
         logger.warning(
-            "%s is compatible, not native: transformers' own code computes it with inferd's attention and linear "
+            "%s%s is compatible, not native: transformers' own code computes it with inferd's attention and linear "
             "layers, more slowly than a native family",
+            label,
             facts.arch.architecture,
         )
     if isinstance(facts, ModelFacts) and facts.has_kv_scales:
         logger.info(
-            "inferd does not use the checkpoint's scales for 8-bit K and V: with --kv-cache-dtype fp8 or int8, "
-            "every 32 elements of a head have their own scale"
+            "%sinferd does not use the checkpoint's scales for 8-bit K and V: with --kv-cache-dtype fp8 or int8, "
+            "every 32 elements of a head have their own scale",
+            label,
         )
+
+
+def _report(read: _Read, settled: Settled, nice: int, label: str) -> StartupReport:
+    """Says what was decided, and reads the model's texts. `nice`: the nice value of its engine. `label`: its name in
+    log lines; empty if it is alone."""
+    asked, (config, memory, decisions) = read.asked, settled
+    settings, facts = asked.settings, asked.facts
+    tell_decisions(decisions, config, facts, label)
+    _check_kv_dir(config, label)
     model = ServedModel.load(
         facts.path,
         settings.served_names,
@@ -136,7 +152,7 @@ def _report(read: _Read, settled: Settled, nice: int) -> StartupReport:
         documents=Documents(facts.path, read.checkpoint.gguf),
     )
     if model.template is not None and model.template.lacks_tools:
-        logger.info("%s, and reads calls as %s", LACKS_TOOLS, model.format.tool_name)
+        logger.info("%s%s, and reads calls as %s", label, LACKS_TOOLS, model.format.tool_name)
     if config.is_encoder:
         # Its length is the folder's, or what the operator wants instead.
         model = replace(model, embeds=replace(model.embeds, max_tokens=None))

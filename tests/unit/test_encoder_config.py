@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from inferd.engine.arch.description import ArchError
 from inferd.engine.arch.encoder_base import num_labels
 from inferd.engine.arch.encoder_registry import is_encoder
 from inferd.engine.arch.fields import Fields
+from inferd.server.lifecycle.models import tell_decisions
 
 GIB = 2**30
 MINILM: dict[str, Any] = {
@@ -75,8 +77,8 @@ def test_what_follows_the_pooling_is_planned() -> None:
         resolve_encoder(AskedConfig(model_path="model", head_bytes=2 * GIB), facts(), MACHINE)
 
 
-def test_a_folder_says_how_long_texts_are(tmp_path: Path) -> None:
-    """The operator may allow as many tokens as the model has positions."""
+def test_a_folder_says_how_long_texts_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The operator may allow as many tokens as the model has positions. The folder's length is no warning."""
     (tmp_path / "modules.json").write_text(
         '[{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]'
     )
@@ -86,7 +88,17 @@ def test_a_folder_says_how_long_texts_are(tmp_path: Path) -> None:
     own = EncoderFacts.of_config(tmp_path, MINILM)
     for asked, length in ((None, 256), (512, 512)):
         settings = AskedConfig(model_path=str(tmp_path), max_model_len=asked)
-        assert resolve_encoder(settings, own, MACHINE)[0].max_model_len == length
+        config, _, decisions = resolve_encoder(settings, own, MACHINE)
+        assert config.max_model_len == length
+        with caplog.at_level(logging.DEBUG):
+            tell_decisions(decisions, config, own, "minilm: ")
+    lines = [record for record in caplog.records if record.levelno > logging.DEBUG]
+    assert [(line.levelname, line.getMessage()) for line in lines] == [
+        (
+            "INFO",
+            "minilm: max_model_len: auto -> 256 (the folder's max_seq_length, and --max-model-len may give more)",
+        )
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from dataclasses import replace
@@ -248,6 +249,15 @@ def test_the_models_of_a_server_fit_its_memory_together(monkeypatch: pytest.Monk
     assert three[0].memory.kv_bytes < alone[0].memory.kv_bytes
     with pytest.raises(ModelError, match=r"^b: "):
         read_models(Settings(models=("tiny", "b=/nowhere/at/all"), device="cpu"))
+
+
+def test_log_lines_begin_with_the_name_of_the_model_if_there_are_several(caplog: pytest.LogCaptureFixture) -> None:
+    said = "deterministic: False -> True (on a CPU results are always deterministic)"
+    with caplog.at_level(logging.INFO):
+        read_models(Settings(models=("a=tiny", "b=tiny"), device="cpu", deterministic=False, kv_memory=64 * MIB))
+        read_models(Settings(device="cpu", deterministic=False, kv_memory=64 * MIB))
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if said in line] == [f"a: {said}", f"b: {said}", said]
 
 
 @pytest.mark.parametrize("kind", ["a body", "a folder of sentence-transformers"])
