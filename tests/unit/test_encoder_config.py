@@ -59,6 +59,12 @@ def test_an_encoder_has_whole_texts_and_no_kv() -> None:
     assert plan == plan_of(config, facts().arch)
 
 
+@pytest.mark.parametrize("counts", [[1], [1, 1], [1, 30]])
+def test_texts_of_one_token_are_prefill(counts: list[int]) -> None:
+    work = WorkModel.of(facts().arch, Precision("float32"), 512)
+    assert work.step([0] * len(counts), counts, 0).phase == "prefill"
+
+
 def test_the_weights_are_those_of_the_published_model() -> None:
     plan = resolve_encoder(AskedConfig(model_path="model"), facts(), MACHINE)[1]
     assert facts().num_params == 22_713_216 - 147_840

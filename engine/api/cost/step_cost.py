@@ -111,6 +111,8 @@ class WorkModel:
     head_bytes: int = 0
     """Bytes of the head, which steps with logits read."""
     attention: tuple[AttentionCost, ...] = ()
+    draws_tokens: bool = True
+    """Whether a row of one token may follow a prompt. Those of an encoder are texts, so that its steps are prefill."""
 
     @classmethod
     def of(cls, arch: Arch | EncoderArch, precision: Precision, max_model_len: int) -> Self:
@@ -130,6 +132,7 @@ class WorkModel:
             weight_bytes=sum(parts.get(part, 0) for part in Component if part.is_read_by_all),
             **_experts_of(arch, parts.get(Component.EXPERTS, 0)),
             head_bytes=parts.get(Component.HEAD, 0),
+            draws_tokens=True,
             attention=tuple(
                 AttentionCost(
                     window, sum(4 * arch.heads(layer).q_size for layer in own), sum(kv_bytes[layer] for layer in own)
@@ -157,6 +160,7 @@ class WorkModel:
             token_flops=2 * num_weights,
             token_bytes=arch.hidden_size * precision.dtype_bytes.value,
             weight_bytes=sum(parts.get(part, 0) for part in Component if part.is_read_by_all),
+            draws_tokens=False,
             attention=tuple(
                 AttentionCost(
                     None if window is None or window + 1 >= max_model_len else window + 1,
@@ -176,12 +180,12 @@ class WorkModel:
         recurrent state is read and written; None for once a row.
         """
         num_tokens = sum(counts)
-        phase: StepPhase = "decode"
+        phase: StepPhase = "decode" if self.draws_tokens else "prefill"
         singles, chunks = starts, list[tuple[int, int]]()
         if num_tokens > len(counts):
             chunks = [(start, count) for start, count in zip(starts, counts, strict=True) if count > 1]
             singles = [start for start, count in zip(starts, counts, strict=True) if count == 1]
-            phase = "mixed" if singles else "prefill"
+            phase = "mixed" if singles and self.draws_tokens else "prefill"
         flops = num_tokens * self.token_flops + num_logits * self.logits_flops
         num_bytes = num_tokens * self.token_bytes + (len(counts) if num_states is None else num_states) * self.row_bytes
         num_bytes += self.weight_bytes + self.experts_bytes(num_tokens)
