@@ -160,10 +160,11 @@ class EmbedIntake:
             raise errors.invalid_value("dimensions", given, f"This model was trained for: {allowed}.")
 
     def _kept(self, body: EmbeddingRequest) -> int | None:
-        """Most tokens that are kept of an input; None: all. Raises `RequestError` for fewer than are always added."""
+        """Most tokens that are kept of an input, at most those that the model takes; None: all. Raises `RequestError`
+        for fewer than are always added."""
         kept = self._prompts.kept(body.truncate_prompt_tokens, 0, None)
-        if body.truncate_prompt_tokens == -1 and kept is not None and self._folder.max_tokens is not None:
-            kept = min(kept, self._folder.max_tokens)
+        if kept is not None:
+            kept = min(kept, self._model.max_model_len, self._folder.max_tokens or kept)
         num_added = self._model.tokenizer.num_added if body.add_special_tokens is not False else 0
         if kept is not None and kept <= num_added and any(isinstance(given, str) for given in body.input):
             raise errors.below_min("truncate_prompt_tokens", num_added + 1, kept)
@@ -209,6 +210,8 @@ class EmbedIntake:
 
 _QUERY = ("query", "s2p_query", "search_query", "Retrieval-query", "web_search_query", "retrieval.query")
 _DOCUMENT = ("document", "passage", "search_document", "Retrieval-document", "corpus", "retrieval.passage")
+_LISTS = ("texts",)
+"""Fields that take no text alone: Cohere's."""
 _PROMPTS_OF = {
     "query": _QUERY, "search_query": _QUERY, "retrieval.query": _QUERY,
     "document": _DOCUMENT, "passage": _DOCUMENT, "search_document": _DOCUMENT, "retrieval.passage": _DOCUMENT,
@@ -223,8 +226,9 @@ def prompt_for(input_type: str, model: SentenceFolder) -> str:
 
 
 def name_of(index: int, num_inputs: int, param: str = "input") -> str:
-    """Name of an input in error messages."""
-    return param if num_inputs == 1 else f"{param}[{index}]"
+    """Name of an input in error messages. `param`: the field, whose only input is the whole of it, unless the field is
+    always a list."""
+    return param if num_inputs == 1 and param not in _LISTS else f"{param}[{index}]"
 
 
 async def embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:

@@ -339,6 +339,8 @@ class PromptReader:
         limit = self._model.max_model_len
         token_ids, text = encoded
         if kept is not None and len(token_ids) > kept:
+            if kept > limit:
+                raise errors.above_max("truncate_prompt_tokens", limit, kept)
             token_ids, text = token_ids[-kept:], None
         if not token_ids:
             raise RequestError("invalid_value", f"Invalid '{param}': it has no tokens. Expected at least one.", param)

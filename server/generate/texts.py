@@ -35,6 +35,9 @@ class Pair:
     second: str
 
 
+WAY_TO_CUT = "set 'truncate_prompt_tokens' to -1"
+"""The way to have a text cut that is too long, as `with_way_to_cut` takes it."""
+
 Item = str | Pair | tuple[int, ...]
 """A text, a pair, or token ids."""
 
@@ -49,6 +52,8 @@ class Cut:
     """Whether a longer item is cut; otherwise it is refused."""
     most_second: int | None = None
     """Most tokens of the second text of a pair, which is cut; None: no bound."""
+    way: str = WAY_TO_CUT
+    """The way to have a longer item cut, as `with_way_to_cut` takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +91,6 @@ class Form:
         return self.single(self.prompt + text)
 
 
-WAY_TO_CUT = "set 'truncate_prompt_tokens' to -1"
-"""The way to have a text cut that is too long, as `with_way_to_cut` takes it."""
-
 PLAIN = Form()
 """Texts and pairs as the request has them."""
 
@@ -99,7 +101,9 @@ def cut_of(body: JudgingFields, *mosts: int | None) -> Cut:
     if isinstance(body, ScoringFields):
         second = body.max_tokens_per_doc
     most = min(each for each in (*mosts, asked if asked != -1 else None) if each is not None)
-    return Cut(most, is_cut=asked is not None or bool(body.truncate) or second is not None, most_second=second)
+    is_cut = asked is not None or bool(body.truncate) or second is not None
+    field, value = body.cut_option
+    return Cut(most, is_cut, second, f"set '{field}' to {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +199,7 @@ class TextReader:
             return await self._prompts.in_turns(reading(), max(map(_size, items), default=0))
         except errors.ContextTooLongError as error:
             # One that is cut is still too long if its other parts alone are.
-            raise errors.with_way_to_cut(error, "" if cut.is_cut else WAY_TO_CUT) from error
+            raise errors.with_way_to_cut(error, "" if cut.is_cut else cut.way) from error
 
     def _single(
         self, item: str | tuple[int, ...], name: str, cut: Cut, *, add_special: bool

@@ -74,3 +74,7 @@ class PredictRequest(JudgingFields):
     @property
     def logits_option(self) -> tuple[str, str]:
         return "raw_scores", "true"
+
+    @property
+    def cut_option(self) -> tuple[str, str]:
+        return "truncate", "true"

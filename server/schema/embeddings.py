@@ -75,8 +75,9 @@ class EmbeddingRequest(RequestModel):
         "Add the special tokens that the tokenizer adds to every text.", unset="true"
     )
     truncate_prompt_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, -1)] = option(
-        "Keep only this many tokens of each input; -1 keeps as many as the model takes. Tokens that the tokenizer adds "
-        "around a text stay. If not given, the server refuses an input that is too long and never cuts it.",
+        "Keep only this many tokens of each input, and never more than the model takes; -1 keeps those. Tokens that "
+        "the tokenizer adds around a text stay. If not given, the server refuses an input that is too long and never "
+        "cuts it.",
         unset="never cut",
     )
     truncation_side: Side | None = option(

@@ -87,6 +87,11 @@ class JudgingFields(RequestModel):
         """(the field, its value) that asks for the logits."""
         return "use_activation", "false"
 
+    @property
+    def cut_option(self) -> tuple[str, str]:
+        """(the field, its value) that asks for inputs to be cut."""
+        return "truncate_prompt_tokens", "-1"
+
 
 def activation_by_tei(raw_scores: bool | None, use_activation: bool | None) -> bool:
     """`wants_activation` of a request of text-embeddings-inference: scores are from 0 to 1, whatever the folder says,
@@ -147,6 +152,10 @@ class RerankRequest(ScoringFields):
     @property
     def logits_option(self) -> tuple[str, str]:
         return ("raw_scores", "true") if self.texts is not None else super().logits_option
+
+    @property
+    def cut_option(self) -> tuple[str, str]:
+        return ("truncate", "true") if self.texts is not None else super().cut_option
 
 
 class ScoreRequest(ScoringFields):

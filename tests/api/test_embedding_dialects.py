@@ -82,6 +82,7 @@ def test_cohere_cuts_texts_as_it_is_told(http: httpx.Client, router: Any) -> Non
     for fields, expected in (
         ({}, whole),
         ({"max_tokens": 2}, whole[:2]),
+        ({"max_tokens": 10_000}, whole),
         ({"max_tokens": 2, "truncate": "START"}, whole[-2:]),
         ({"truncate": "NONE"}, whole),
     ):
@@ -95,6 +96,7 @@ def test_cohere_cuts_texts_as_it_is_told(http: httpx.Client, router: Any) -> Non
         "context_length_exceeded",
         "texts[1]",
     )
+    assert refused(http, "/v2/embed", texts=[long], truncate="NONE")[2] == "texts[0]"
     assert refused(http, "/v2/embed", texts=["a"], truncate="NONE", max_tokens=4)[1:] == ("invalid_value", "max_tokens")
 
 
@@ -150,7 +152,6 @@ def test_ollama(http: httpx.Client, router: Any) -> None:
         ("/v1/embeddings", {}, "input", "Or set 'truncate_prompt_tokens' to -1, which cuts it."),
         ("/pooling", {}, "input", "Or set 'truncate_prompt_tokens' to -1, which cuts it."),
         ("/v2/embed", {"truncate": "NONE"}, "texts", "Or set 'truncate' to END, which cuts it."),
-        ("/v2/embed", {"max_tokens": 10_000}, "texts", "Or leave 'max_tokens' out, which cuts it."),
         ("/embed", {}, "inputs", "Or set 'truncate' to true, which cuts it."),
         ("/api/embed", {"truncate": False}, "input", "Or set 'truncate' to true, which cuts it."),
         ("/embedding", {}, "content", ""),

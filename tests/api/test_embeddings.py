@@ -246,8 +246,9 @@ def test_the_context_bounds_an_input_to_the_last_token(http: httpx.Client, route
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
     assert f"{MAX_MODEL_LEN + 1} tokens" in error["message"]
     assert "completion" not in error["message"]
-    assert http.post(PATH, json={"input": [1] * 300, "truncate_prompt_tokens": -1}).status_code == 200
-    assert len(router.submits[-1].prompt_ids) == MAX_MODEL_LEN
+    for most in (-1, MAX_MODEL_LEN + 1, 10**6):
+        assert http.post(PATH, json={"input": [1] * 300, "truncate_prompt_tokens": most}).status_code == 200
+        assert len(router.submits[-1].prompt_ids) == MAX_MODEL_LEN
 
 
 def test_what_is_refused(http: httpx.Client, router: Any) -> None:

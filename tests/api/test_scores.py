@@ -307,6 +307,8 @@ def test_a_pair_is_cut_if_that_is_asked_for(http: httpx.Client, router: Scripted
     for num_words in (400, 40_000):
         answer = http.post("/v1/rerank", json={**asked, "documents": ["river " * num_words]})
         assert answer.json()["error"]["message"].endswith("Or set 'truncate_prompt_tokens' to -1, which cuts it.")
+        answer = http.post("/rerank", json={"query": asked["query"], "texts": ["river " * num_words]})
+        assert answer.json()["error"]["message"].endswith("Or set 'truncate' to true, which cuts it.")
 
 
 def test_cohere_cuts_unless_the_request_forbids_it(http: httpx.Client, router: ScriptedRouter) -> None:

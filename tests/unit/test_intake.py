@@ -218,6 +218,9 @@ def test_a_prompt_is_cut_only_where_asked_for(ask: Asker) -> None:
         prompt = ask.completion(prompt=ids, truncate_prompt_tokens=-1, max_tokens=asked).prompts[0]
         assert prompt.token_ids == tuple(ids[-kept:])
     assert refusal(ask.completion, prompt=ids).code == "context_length_exceeded"
+    refused = refusal(ask.completion, prompt=[5] * 90, truncate_prompt_tokens=80)
+    assert (refused.code, refused.param) == ("integer_above_max_value", "truncate_prompt_tokens")
+    assert "<= 64" in refused.message and "80" in refused.message
 
 
 def test_a_recommended_length_beyond_the_context_costs_the_prompt_one_token(
