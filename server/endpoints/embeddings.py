@@ -14,15 +14,15 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inferd.engine.api.errors import RequestError
 from inferd.server.endpoints.body import body_of
 from inferd.server.endpoints.respond import admit, while_asked
 from inferd.server.endpoints.service import Services
 from inferd.server.endpoints.vectors import VectorForm
 from inferd.server.errors import messages as errors
 from inferd.server.generate.embed import EmbedIntake, embed
-from inferd.server.generate.texts import WAY_TO_CUT
 from inferd.server.schema.answers.embeddings import Embedding, Embeddings
-from inferd.server.schema.embeddings import EmbeddingRequest, VectorType
+from inferd.server.schema.embeddings import EmbeddingRequest, VectorFields, VectorType
 from inferd.server.schema.notices import Notice
 from inferd.server.schema.strict_json import exact
 from inferd.server.text.model import ServedModel
@@ -54,25 +54,30 @@ class Embedder:
     async def answer(
         self,
         request: Request,
-        body: EmbeddingRequest,
+        body: VectorFields,
         render: Render,
         *,
         kinds: Sequence[VectorType] = ("float",),
         is_base64: Sequence[bool] = (False,),
         per_token: bool = False,
         param: str = "input",
-        way_to_cut: str = WAY_TO_CUT,
+        way_to_cut: str | None = None,
     ) -> Response:
         """`kinds` and `is_base64`: of each form. `param`: the caller's name of the inputs. `way_to_cut`: what a caller
-        may do to have a text cut that is too long. Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
+        may do to have a text cut that is too long; None: what the body says. Raises `RequestError`, `EngineDeadError`
+        and `ClientGoneError`."""
         service = self._services.made_for(body.model, lambda model: model.is_made_to_embed)
         name = service.intake.check_model(body.model)
         # The server sends inputs as places in the queue become free, so one free place is enough to begin.
         caller = admit(request, service, body.timeout, num_choices=1, has_target=False)
         ready, adapter = service.router.replicas.ready, service.intake.adapter_of(body.model)
         intake = EmbedIntake(service.prompts, service.model)
-        work = intake.take(body, caller, ready, adapter, param=param, per_token=per_token, way_to_cut=way_to_cut)
-        accepted = await while_asked(request, caller.deadline, work)
+        way = body.way_to_cut if way_to_cut is None else way_to_cut
+        work = intake.take(body, caller, ready, adapter, param=param, per_token=per_token, way_to_cut=way)
+        try:
+            accepted = await while_asked(request, caller.deadline, work)
+        except RequestError as error:
+            raise body.in_its_words(error) from error
         add_special = body.add_special_tokens is not False
         request.state.notices += service.prompts.second_bos(body.input, add_special=add_special)
         if not service.model.is_made_to_embed:
@@ -124,7 +129,7 @@ class EmbeddingsApi:
         )
 
 
-def kind_of(body: EmbeddingRequest) -> VectorType:
+def kind_of(body: VectorFields) -> VectorType:
     """Raises `RequestError` if two fields name different types."""
     listed = body.embedding_types[0] if body.embedding_types else None
     if listed and body.output_dtype and listed != body.output_dtype:

@@ -21,9 +21,8 @@ from inferd.server.generate import work
 from inferd.server.generate.inputs import results_of, vector_of
 from inferd.server.generate.prompts import Encoded, PromptReader
 from inferd.server.generate.request import Caller
-from inferd.server.generate.texts import WAY_TO_CUT
 from inferd.server.schema.completions import Prompt
-from inferd.server.schema.embeddings import EmbeddingRequest, Side
+from inferd.server.schema.embeddings import Side, VectorFields
 from inferd.server.text.model import ServedModel
 
 
@@ -69,14 +68,14 @@ class EmbedIntake:
 
     async def take(
         self,
-        body: EmbeddingRequest,
+        body: VectorFields,
         caller: Caller,
         ready: Ready,
         adapter: Adapter | None = None,
         *,
         param: str = "input",
         per_token: bool = False,
-        way_to_cut: str = WAY_TO_CUT,
+        way_to_cut: str,
     ) -> EmbedRequest:
         """`ready`: what the engine can do. `param`: the caller's name of the inputs. `per_token`: a vector for each
         token. `way_to_cut`: as in `with_way_to_cut`. Raises `RequestError`."""
@@ -87,7 +86,7 @@ class EmbedIntake:
 
     async def _taken(
         self,
-        body: EmbeddingRequest,
+        body: VectorFields,
         caller: Caller,
         ready: Ready,
         adapter: Adapter | None,
@@ -124,7 +123,7 @@ class EmbedIntake:
             param=param,
         )
 
-    def _pooling_of(self, body: EmbeddingRequest, ready: Ready, gives: PooledKind) -> Pooling:
+    def _pooling_of(self, body: VectorFields, ready: Ready, gives: PooledKind) -> Pooling:
         """Raises `RequestError` for what this engine does not compute, and for components that the model lacks."""
         hidden_size, unsupported = ready.hidden_size, self._folder.unsupported
         if hidden_size == 0:
@@ -159,10 +158,10 @@ class EmbedIntake:
             allowed = ", ".join(map(str, sorted({*trained, hidden_size})))
             raise errors.invalid_value("dimensions", given, f"This model was trained for: {allowed}.")
 
-    def _kept(self, body: EmbeddingRequest) -> int | None:
+    def _kept(self, body: VectorFields) -> int | None:
         """Most tokens that are kept of an input, at most those that the model takes; None: all. Raises `RequestError`
         for fewer than are always added."""
-        kept = self._prompts.kept(body.truncate_prompt_tokens, 0, None)
+        kept = self._prompts.kept(body.most_kept, 0, None)
         if kept is not None:
             kept = min(kept, self._model.max_model_len, self._folder.max_tokens or kept)
         num_added = self._model.tokenizer.num_added if body.add_special_tokens is not False else 0
@@ -179,7 +178,7 @@ class EmbedIntake:
             raise errors.context_too_long(name, most, len(token_ids), None)
         return token_ids
 
-    def _with_prompt(self, body: EmbeddingRequest) -> tuple[Prompt, ...]:
+    def _with_prompt(self, body: VectorFields) -> tuple[Prompt, ...]:
         """The inputs, texts as the model wants them. Raises `RequestError` for a prompt that it does not have."""
         prompt, named = self._prompt_of(body)
         if named and not all(isinstance(given, str) for given in body.input):
@@ -190,7 +189,7 @@ class EmbedIntake:
             (prompt + (given.lower() if lowers else given)) if isinstance(given, str) else given for given in body.input
         )
 
-    def _prompt_of(self, body: EmbeddingRequest) -> tuple[str, str]:
+    def _prompt_of(self, body: VectorFields) -> tuple[str, str]:
         """(text before each text, the parameter that chose it; empty if none did)."""
         prompts = self._folder.prompts
         if body.prompt_name is not None:
@@ -210,12 +209,15 @@ class EmbedIntake:
 
 _QUERY = ("query", "s2p_query", "search_query", "Retrieval-query", "web_search_query", "retrieval.query")
 _DOCUMENT = ("document", "passage", "search_document", "Retrieval-document", "corpus", "retrieval.passage")
+_CLUSTERING = ("Clustering", "clustering", "separation")
 _LISTS = ("texts",)
 """Fields that take no text alone: Cohere's."""
 _PROMPTS_OF = {
     "query": _QUERY, "search_query": _QUERY, "retrieval.query": _QUERY,
     "document": _DOCUMENT, "passage": _DOCUMENT, "search_document": _DOCUMENT, "retrieval.passage": _DOCUMENT,
-    "classification": ("Classification",), "clustering": ("Clustering", "separation"),
+    "classification": ("Classification",), "clustering": _CLUSTERING, "separation": _CLUSTERING,
+    "text-matching": ("STS", "sts"), "code.query": ("nl2code_query", *_QUERY),
+    "code.passage": ("nl2code_document", *_DOCUMENT),
 }  # fmt: skip
 """Value of `input_type` -> names that published models give to the prompt of such texts."""
 

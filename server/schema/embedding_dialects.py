@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from inferd.server.schema.completions import Prompt, prompts
-from inferd.server.schema.embeddings import EmbeddingRequest
+from inferd.server.schema.embeddings import VectorFields
 from inferd.server.schema.generation import MAX_PROMPTS
 from inferd.server.schema.request_model import Part, RequestModel, option, required
 from inferd.server.schema.values import Flag, JsonObject, Many, Only, Text, Whole
@@ -20,7 +20,7 @@ _Texts = Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], Many(1, MAX
 CohereType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
-class PoolingRequest(EmbeddingRequest):
+class PoolingRequest(VectorFields):
     """The body of vLLM's /pooling: that of /v1/embeddings, and a task."""
 
     task: Literal["embed", "token_embed", "classify"] | None = option(
@@ -29,11 +29,7 @@ class PoolingRequest(EmbeddingRequest):
         unset="`classify` for a model with a classifier, else `embed`",
     )
 
-    aliases: ClassVar[Mapping[str, str]] = {
-        "output_dimension": "dimensions",
-        "embedding_type": "output_dtype",
-        "use_activation": "normalize",
-    }
+    aliases: ClassVar[Mapping[str, str]] = {**VectorFields.aliases, "use_activation": "normalize"}
 
 
 class _TextPart(Part):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
 
 from inferd.engine.api.errors import RequestError
@@ -157,6 +157,21 @@ class RequestModel(_Model):
 
     aliases: ClassVar[Mapping[str, str]] = {}
     """Other servers' names for fields of this model."""
+    keeps_spelling: ClassVar[bool] = False
+    """Whether a request knows by which names the client gave its fields, for what is refused later."""
+    _spelt: Mapping[str, str] = PrivateAttr(default_factory=dict)
+    """Field -> the other name by which the client gave it."""
+
+    def spelt(self, name: str) -> str:
+        """The field's name as the client wrote it."""
+        return self._spelt.get(name, name)
+
+    def in_its_words(self, error: RequestError) -> RequestError:
+        """The same refusal, with the name of its field as the client wrote it."""
+        name = self.spelt(error.param or "")
+        if name == (error.param or ""):
+            return error
+        return error.reworded(error.message.replace(f"'{error.param}'", f"'{name}'"), name)
 
     @classmethod
     def kind_of(cls, name: str) -> Kind | None:
@@ -233,6 +248,8 @@ def read(
         made = model.model_validate(values, context=context)
     except ValidationError as error:
         raise validation.request_error(error, spelt) from None
+    if spelt and model.keeps_spelling:
+        made._spelt = spelt
     if ignored is not None and context.unknown:
         ignored += _paths(body, "", context.unknown)
     return made

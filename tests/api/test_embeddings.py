@@ -239,6 +239,55 @@ def test_vectors_of_too_many_components_in_all_are_refused(http: httpx.Client, r
     assert len(router.submits) == 5
 
 
+@pytest.mark.parametrize("name", ["truncate", "truncation"])
+def test_jinas_and_voyages_switches_cut(http: httpx.Client, router: Any, name: str) -> None:
+    assert http.post(PATH, json={"input": [1] * 300, name: True}).status_code == 200
+    assert len(router.submits[-1].prompt_ids) == MAX_MODEL_LEN
+    assert http.post(PATH, json={"input": [1] * 300, name: True, "truncate_prompt_tokens": 9}).status_code == 200
+    assert len(router.submits[-1].prompt_ids) == 9
+    error = http.post(PATH, json={"input": "one " * 300, name: False}).json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].endswith(f"Or set '{name}' to true, which cuts it.")
+    assert refused(http, **{name: "END"}) == (400, "invalid_type", name)
+
+
+def test_errors_name_the_field_that_the_client_sent(http: httpx.Client) -> None:
+    assert refused(http, output_dimension=10**6) == (400, "integer_above_max_value", "output_dimension")
+    error = http.post(PATH, json={"input": "x", "task": "none"}).json()["error"]
+    assert error["param"] == "task" and "'task'" in error["message"] and "input_type" not in error["message"]
+
+
+def test_jinas_texts_may_be_objects(http: httpx.Client, router: Any) -> None:
+    whole = http.post(PATH, json={"input": ["one", "two"]}).json()["data"]
+    for given in (
+        [{"text": "one"}, {"text": "two"}],
+        ["one", {"text": "two"}],
+        [{"text": "one", "image": None}, "two"],
+    ):
+        assert http.post(PATH, json={"input": given}).json()["data"] == whole
+    assert http.post(PATH, json={"input": {"text": "one"}}).json()["data"] == whole[:1]
+    assert refused(http, input=[{"image": "x"}])[1:] == ("unsupported_parameter", "input[0].image")
+    assert refused(http, input=["a", {}])[1:] == ("missing_required_parameter", "input[1].text")
+    assert refused(http, input=[{"text": ""}])[2] == refused(http, input=[{"text": 1}])[2] == "input[0].text"
+    assert refused(http, input=[[1], {"text": "x"}])[2] == "input[1]"
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "retrieval.query",
+        "retrieval.passage",
+        "text-matching",
+        "classification",
+        "separation",
+        "code.query",
+        "code.passage",
+    ],
+)
+def test_jinas_tasks_are_taken(http: httpx.Client, task: str) -> None:
+    assert http.post(PATH, json={"input": "x", "task": task}).status_code == 200
+
+
 def test_the_context_bounds_an_input_to_the_last_token(http: httpx.Client, router: Any) -> None:
     assert http.post(PATH, json={"input": [1] * MAX_MODEL_LEN}).status_code == 200
     response = http.post(PATH, json={"input": [[1], [1] * (MAX_MODEL_LEN + 1)]})
