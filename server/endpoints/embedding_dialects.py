@@ -155,7 +155,7 @@ class EmbeddingDialects:
             kinds=kinds,
             is_base64=[kind == "base64" for kind in asked],
             param=param,
-            way_to_cut="set 'truncate' to END" if body.truncate == "NONE" else "leave 'max_tokens' out",
+            way_to_cut="set 'truncate' to END" if body.truncate == "NONE" else "",
         )
 
     async def tei_embed(self, request: Request, body: Annotated[TeiEmbedRequest, body_of(TeiEmbedRequest)]) -> Response:

@@ -77,6 +77,8 @@ class Embedder:
         try:
             accepted = await while_asked(request, caller.deadline, work)
         except RequestError as error:
+            if not body.has_own_word(error):
+                raise
             raise body.in_its_words(error) from error
         add_special = body.add_special_tokens is not False
         request.state.notices += service.prompts.second_bos(body.input, add_special=add_special)

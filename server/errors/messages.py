@@ -220,8 +220,9 @@ def text_too_long(param: str, limit: int, num_bytes: int, least_tokens: int) -> 
 
 
 def with_way_to_cut(error: ContextTooLongError, way_to_cut: str) -> ContextTooLongError:
-    """The same refusal, with what the caller may do to have the text cut: an imperative; empty if there is nothing."""
-    return error.reworded(f"{error.message} Or {way_to_cut}, which cuts it.", error.param) if way_to_cut else error
+    """A new refusal, with what the caller may do to have the text cut: an imperative; empty if there is nothing."""
+    way = f" Or {way_to_cut}, which cuts it." if way_to_cut else ""
+    return error.reworded(error.message + way, error.param)
 
 
 def too_many_tokens(param: str, limit: int) -> RequestError:

@@ -166,11 +166,13 @@ class RequestModel(_Model):
         """The field's name as the client wrote it."""
         return self._spelt.get(name, name)
 
+    def has_own_word(self, error: RequestError) -> bool:
+        """Whether the client gave the refused field by another name."""
+        return self.spelt(error.param or "") != (error.param or "")
+
     def in_its_words(self, error: RequestError) -> RequestError:
         """The same refusal, with the name of its field as the client wrote it."""
         name = self.spelt(error.param or "")
-        if name == (error.param or ""):
-            return error
         return error.reworded(error.message.replace(f"'{error.param}'", f"'{name}'"), name)
 
     @classmethod

@@ -81,6 +81,14 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing is logged."""
 
 
+@pytest.fixture(autouse=True)
+def _interrupts() -> Iterator[None]:
+    """A shell's background job ignores interrupts, and so would the commands of these tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def stub() -> Iterator[Stub]:
     with Stub() as server:
